@@ -239,7 +239,6 @@ def _emit_node(
         emission.in_float[node.name] = str(why)
         with emission.stored(FLOAT, FLOAT):
             entry.emit(emission, call)
-    _pass_on_rounding(emission, node)
 
 
 def _stored_as(tracked: Tracked) -> XnnEncoding | None:
@@ -247,19 +246,6 @@ def _stored_as(tracked: Tracked) -> XnnEncoding | None:
     if not tracked.is_constant or tracked.encoding.is_int8:
         return tracked.encoding
     return None
-
-
-def _pass_on_rounding(emission: Emission, node: fx.Node) -> None:
-    """Keep in mind that rows are to be rounded, past what leaves the rows as they are."""
-    source = node.args[0] if node.args else None
-    if not isinstance(source, fx.Node) or source not in emission.rounded:
-        return
-    entry = entry_of(node)
-    if entry is not None and not entry.computes and isinstance(node.meta.get("val"), torch.Tensor):
-        before, after = shape_of(source), shape_of(node)
-        # A permutation of equal sizes would move rows; views and casts do not.
-        if before and after and before[-1] == after[-1] and "permute" not in str(node.target):
-            emission.rounded.add(node)
 
 
 def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:

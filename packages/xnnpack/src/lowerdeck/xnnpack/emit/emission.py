@@ -42,8 +42,6 @@ class Emission(Values):
         self.functions: dict[str, tuple[XnnOperator, torch.Tensor]] = {}
         """The function and its argument that constants under some keys were computed of."""
         self._dynamic: dict[tuple[int, XnnEncoding], int] = {}
-        self.rounded: set[fx.Node] = set()
-        """Nodes whose results are to be quantised row by row at run time."""
         self._scalars: dict[bytes, Tracked] = {}
 
     # -- the nodes of the partition

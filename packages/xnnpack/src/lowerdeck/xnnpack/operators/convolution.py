@@ -37,6 +37,7 @@ from lowerdeck.xnnpack.operators.images import (
     volume_refusal,
     window_fields,
 )
+from lowerdeck.xnnpack.operators.quantization import reads_rounded_rows
 from lowerdeck.xnnpack.operators.quantized_layers import (
     Filters,
     output_scales,
@@ -97,7 +98,7 @@ def _emit(emission: Emission, call: Call) -> None:
             _emit_static(emission, call, settings, stored)
             return
         why = "XNNPACK convolves no floats with integer weights"
-        if call.args["input"] in emission.rounded and len(settings.windows) == 2:
+        if reads_rounded_rows(call.node) and len(settings.windows) == 2:
             try:
                 _emit_dynamic(emission, call, settings, stored)
             except FloatNeededError as error:

@@ -13,7 +13,7 @@ from lowerdeck.torch_base import arguments_of, describe_node
 from lowerdeck.xnnpack.emit import Call, Emission, float_of
 from lowerdeck.xnnpack.errors import QuantizationError
 from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR, Operator, Refusal
-from lowerdeck.xnnpack.operators.rounding import unrounded_reader
+from lowerdeck.xnnpack.operators.rounding import rows_of, unrounded_reader
 from lowerdeck.xnnpack.payload import int8
 
 # By name: the operators exist only once torchao, or torch's own quantisation, is imported.
@@ -187,9 +187,13 @@ def _unrounded(call: Call) -> str | None:
     return unrounded(call.node, lambda node: is_weight(node, call.constants))
 
 
+def reads_rounded_rows(layer: Node) -> bool:
+    """Return whether the runtime is to quantise the rows of a layer."""
+    return is_dynamic(rows_of(layer))
+
+
 def _round(emission: Emission, call: Call) -> None:
     emission.define(call.node, emission.of(call.args["input"]))
-    emission.rounded.add(call.node)
 
 
 def _round_refusal(call: Call) -> str | None:

@@ -14,6 +14,7 @@ from torch import fx
 from lowerdeck.serializer import XnnDatatype, XnnEncoding, XnnNode, XnnOperator
 from lowerdeck.xnnpack.emit import Emission, Quantized, Scratch, Tracked, shape_of
 from lowerdeck.xnnpack.operators.contract import FloatNeededError
+from lowerdeck.xnnpack.operators.quantization import reads_rounded_rows
 from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.payload import FLOAT, PER_ROW, Layout, int8
 
@@ -185,7 +186,7 @@ def quantized_linear(
         return
     # Halves are taken through float32: only there do all kinds of weights run everywhere.
     with emission.stored(FLOAT, FLOAT):
-        operands = _dynamic if source in emission.rounded else _weight_only
+        operands = _dynamic if reads_rounded_rows(node) else _weight_only
         _add(emission, node, *operands(emission, rows, weight, tensor))
 
 
