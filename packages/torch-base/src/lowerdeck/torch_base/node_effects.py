@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch.fx import GraphModule, Node
@@ -82,7 +83,7 @@ class Behaviours:
         for index, name in behaviour.spared_by:
             argument = node.args[index] if 0 <= index < len(node.args) else node.kwargs.get(name)
             if argument is False:
-                return replace(behaviour, effect=behaviour.effect & ~Effect.WRITES, writes=())
+                return _without_writes(behaviour)
         argument = node.kwargs.get("inplace")
         if 0 <= behaviour.inplace_at < len(node.args):
             argument = node.args[behaviour.inplace_at]
@@ -130,6 +131,11 @@ class Behaviours:
             elif is_impure(inner):
                 effect |= Effect.EFFECT
         return effect
+
+
+@cache
+def _without_writes(behaviour: Behaviour) -> Behaviour:
+    return replace(behaviour, effect=behaviour.effect & ~Effect.WRITES, writes=())
 
 
 def writes_in_place(gm: GraphModule) -> bool:
