@@ -20,6 +20,7 @@ from lowerdeck.runner.values.frame import Frame, Freed
 from lowerdeck.runner.values.inputs import Signature, bind_fixed, bind_input
 from lowerdeck.runner.values.tensors import DataSource
 from lowerdeck.serializer import ExecutionPlan, FreeCall
+from lowerdeck.serializer import Tensor as TensorValue
 
 MAX_INSTRUCTIONS = 10_000_000
 """How many instructions one run of a method may take, as in the official runtime."""
@@ -105,6 +106,29 @@ class LoadedMethod:
         """
         outputs = self.run_flat(self.signature.flatten(args, kwargs))
         return self.signature.unflatten(outputs)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the named state of the file: the buffers of the model.
+
+        State inside delegates is not included.
+
+        Example:
+            >>> load("counter.pte").method().state()  # doctest: +SKIP
+            {'calls': tensor([0.])}
+        """
+        named: dict[str, torch.Tensor] = {}
+        for index, spec in enumerate(self._frame.specs):
+            value = self._frame.values[index]
+            if spec is None or not spec.has_state or not isinstance(value, TensorValue):
+                continue
+            name = value.extra_tensor_info and value.extra_tensor_info.fully_qualified_name
+            if name:
+                register = self._frame.registers[index]
+                assert isinstance(register, torch.Tensor)
+                # Views of a state have its name too, and come after it.
+                if name not in named or register.numel() > named[name].numel():
+                    named[name] = register
+        return {name: register.clone() for name, register in named.items()}
 
     def run_flat(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of one call as a flat list of tensors, numbers and strings.
