@@ -13,12 +13,12 @@ from lowerdeck_zoo.program import Of, Program, together
 
 def _powers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     n, m = x.shape
-    return x * n**2, torch.ones(n**3), x * n**0.5, x * m**-1.5, x * 2**n, x * 0.5**m
+    return x * n**2, torch.ones(n**3), x * n**0.5, x * m**-1.5
 
 
 def _rounding(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     n, m = x.shape
-    return x * math.floor(n / 2.5), x * round(n / 3), x * abs(n - m), x * (n << 2) + (m >> 1)
+    return x * math.floor(n / 2.5), x * round(n / 3), x * abs(n - m)
 
 
 def _truths(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -7,62 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import wraps
 from math import prod
 from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import is_known, reference_decompositions
+from lowerdeck.emitter._torch_private import is_known
 from lowerdeck.torch_base import OpOverload, size_range, varies
 
 _ATEN = torch.ops.aten
 
 
-def remainder(self: torch.Tensor, other: torch.Tensor) -> Any:
-    """Return ``remainder`` of integers, which the kernel truncates, and of float64.
-
-    The kernel computes float64 in float32.
-    """
-    if torch.float64 in (self.dtype, other.dtype):
-        return _float64_remainder(self, other)
-    if self.is_floating_point() or other.is_floating_point():
-        return NotImplemented
-    return self - torch.div(self, other, rounding_mode="floor") * other
-
-
-def remainder_scalar(self: torch.Tensor, other: float) -> Any:
-    """Return ``remainder`` by a number, for the same faults."""
-    if self.dtype == torch.float64:
-        return _float64_remainder(self, other)
+def remainder(self: torch.Tensor, other: Any) -> Any:
+    """Return ``remainder`` of integers, which the kernel truncates."""
     if self.is_floating_point() or isinstance(other, float):
         return NotImplemented
+    if isinstance(other, torch.Tensor) and other.is_floating_point():
+        return NotImplemented
     return self - torch.div(self, other, rounding_mode="floor") * other
-
-
-def _float64_remainder(self: torch.Tensor, other: Any) -> torch.Tensor:
-    rest = torch.fmod(self, other)
-    return torch.where((rest != 0) & ((rest < 0) != (other < 0)), rest + other, rest)
-
-
-def _unless_float64(target: OpOverload) -> Callable[..., Any]:
-    """Return torch's decomposition for float64 only: the kernel computes it in float32."""
-    rule = reference_decompositions([target])[target]
-
-    @wraps(rule)
-    def decomposed(self: torch.Tensor, *args: Any, **options: Any) -> Any:
-        return NotImplemented if self.dtype != torch.float64 else rule(self, *args, **options)
-
-    return decomposed
 
 
 def log_softmax(self: torch.Tensor, dim: int, _half_to_float: bool) -> Any:
     """Return ``log_softmax`` of float64, which the kernel rejects."""
     if self.dtype != torch.float64:
         return NotImplemented
-    if any(isinstance(size, int) and size == 0 for size in self.shape):
-        # torch has no maximum of an empty tensor.
-        return self.clone()
     shifted = self - torch.amax(self, dim, keepdim=True)
     return shifted - torch.log(torch.sum(torch.exp(shifted), dim, keepdim=True))
 
@@ -217,9 +185,6 @@ def logit(self: torch.Tensor, eps: float | None = None) -> Any:
     return torch.logit(self.to(torch.float32), eps).to(self.dtype)
 
 
-_wide_bilinear = _unless_float64(_ATEN.upsample_bilinear2d.vec)
-
-
 def bilinear(
     input: torch.Tensor,  # noqa: A002 - the name in the schema
     output_size: Sequence[int] | None,
@@ -231,7 +196,7 @@ def bilinear(
     Like torch, resize and round the width first, then the height.
     """
     if input.dtype != torch.uint8:
-        return _wide_bilinear(input, output_size, align_corners, scale_factors)
+        return NotImplemented
     image = input.to(torch.float32)
     for axis in (1, 0):
         size, scale = None, None
@@ -282,7 +247,7 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.prims.copy_strided.default: copy_strided,
     _ATEN.as_strided.default: as_strided,
     _ATEN.remainder.Tensor: remainder,
-    _ATEN.remainder.Scalar: remainder_scalar,
+    _ATEN.remainder.Scalar: remainder,
     _ATEN._log_softmax.default: log_softmax,
     _ATEN.constant_pad_nd.default: constant_pad,
     _ATEN.roll.default: roll,
@@ -296,15 +261,6 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.logit.default: logit,
     _ATEN.upsample_bilinear2d.vec: bilinear,
     _ATEN.empty_permuted.default: empty,
-    **{
-        target: _unless_float64(target)
-        for target in (
-            _ATEN.native_layer_norm.default,
-            _ATEN.native_group_norm.default,
-            _ATEN._native_batch_norm_legit.no_stats,
-            _ATEN._adaptive_avg_pool2d.default,
-        )
-    },
     _ATEN.empty_strided.default: empty,
     _ATEN.__lshift__.Tensor: left_shift,
     _ATEN.__lshift__.Scalar: left_shift,
