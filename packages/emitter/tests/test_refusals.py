@@ -149,15 +149,6 @@ def test_a_constant_of_another_kind_than_was_exported_is_refused(
         emit(program)
 
 
-@pytest.mark.parametrize(("place", "value"), [(3, -129), (4, 300)])
-def test_integers_beyond_their_type_are_refused_with_the_node(place: int, value: int) -> None:
-    program = exported(Dequantizes(), torch.ones(2, 4))
-    (node,) = (one for one in program.graph.nodes if ".quantize_per" in str(one.target))
-    node.update_arg(place, value)
-    with pytest.raises(EmitterError, match=r"quantize_per_tensor.*found integers of .*int8 holds"):
-        emit(program)
-
-
 class Named(nn.Module):
     """Has a line of this file for what a function does in the zoo's."""
 

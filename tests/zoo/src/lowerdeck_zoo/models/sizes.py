@@ -17,17 +17,12 @@ def _powers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _rounding(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    n, m = x.shape
-    return x * math.floor(n / 2.5), x * round(n / 3), x * abs(n - m)
+    n = x.shape[0]
+    return x * math.floor(n / 2.5), x * round(n / 3)
 
 
-def _truths(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    n, m = x.shape
-    return (
-        x * torch.sym_ite(n != 3, 2, 5),
-        x * torch.sym_ite((n > 3) & (m > 2), 2, 5),
-        x * torch.sym_ite((n > 3) | (m > 2), 2, 5),
-    )
+def _truths(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sym_ite(x.shape[0] != 3, 2, 5)
 
 
 def _padding(x: torch.Tensor) -> torch.Tensor:

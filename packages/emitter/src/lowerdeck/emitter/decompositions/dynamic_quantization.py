@@ -11,27 +11,6 @@ from typing import Any
 import torch
 
 
-def check_range(quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
-    """Check that a dtype holds the limits, as eager does; a cast would wrap around.
-
-    Args:
-        dtype: The integer dtype.
-
-    Raises:
-        ValueError: A limit is out of the dtype's range.
-    """
-    if not (isinstance(quant_min, int) and isinstance(quant_max, int)):
-        return  # tensors that the program computes
-    if dtype.is_floating_point:
-        return
-    limits = torch.iinfo(dtype)
-    if quant_min < limits.min or quant_max > limits.max:
-        raise ValueError(
-            f"found integers of {quant_min} to {quant_max}, expected {limits.min} to "
-            f"{limits.max} at most, which {dtype} holds"
-        )
-
-
 def _choose(
     input: torch.Tensor,  # noqa: A002 - the name in the schema
     quant_min: int,
@@ -81,7 +60,6 @@ def _quantize_per_token(
     quant_max: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    check_range(quant_min, quant_max, dtype)
     steps = torch.round(input * (1.0 / scales) + zero_points)
     return torch.clamp(steps, quant_min, quant_max).to(dtype)
 

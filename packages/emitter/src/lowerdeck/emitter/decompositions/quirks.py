@@ -137,25 +137,11 @@ def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     return [torch.select(self, dim, index) for index in range(self.size(dim))]
 
 
-def unbind_copy(self: torch.Tensor, dim: int = 0) -> Any:
-    """Return ``unbind_copy`` of a dynamic shape as selects, for the same fault."""
-    if _has_one_shape(self):
-        return NotImplemented
-    return [_ATEN.select_copy.int(self, dim, index) for index in range(self.size(dim))]
-
-
 def split(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
     """Return ``split`` of a dynamic shape as ``split_with_sizes``, for the same fault."""
     if _has_one_shape(self) and isinstance(split_size, int):
         return NotImplemented
     return _ATEN.split_with_sizes.default(self, _part_sizes(self, split_size, dim), dim)
-
-
-def split_copy(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
-    """Return ``split_copy`` of a dynamic shape by sizes, for the same fault."""
-    if _has_one_shape(self) and isinstance(split_size, int):
-        return NotImplemented
-    return split_with_sizes_copy(self, _part_sizes(self, split_size, dim), dim)
 
 
 def split_with_sizes_copy(self: torch.Tensor, split_sizes: Sequence[Any], dim: int = 0) -> Any:
@@ -254,9 +240,7 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.var_mean.correction: var_mean,
     _ATEN.narrow_copy.default: narrow_copy,
     _ATEN.unbind.int: unbind,
-    _ATEN.unbind_copy.int: unbind_copy,
     _ATEN.split.Tensor: split,
-    _ATEN.split_copy.Tensor: split_copy,
     _ATEN.split_with_sizes_copy.default: split_with_sizes_copy,
     _ATEN.logit.default: logit,
     _ATEN.upsample_bilinear2d.vec: bilinear,

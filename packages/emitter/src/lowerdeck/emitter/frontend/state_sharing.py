@@ -14,8 +14,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
-from lowerdeck.emitter.errors import EmitterError, UnsupportedError
-from lowerdeck.emitter.frontend.shared_names import SharedNames
+from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.frontend.tensors import layout_of
 from lowerdeck.emitter.traced import TracedProgram
 from lowerdeck.torch_base import Extent, FakeTensor, MemoryMap, data_address
@@ -26,7 +25,7 @@ MUTATIONS = (
     OutputKind.USER_INPUT_MUTATION,
     OutputKind.PARAMETER_MUTATION,
 )
-_CURE = "pass shared_state=[{name!r}] to emit if both are one state, else rename one of them"
+_CURE = "pass shared_state=True to emit if both are one state, else rename one of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,6 @@ class _Member:
     name: str
     tensor: torch.Tensor
     mutated: bool
-    used: bool = True
 
     @property
     def memory(self) -> tuple[str, int]:
@@ -81,32 +79,26 @@ class _Member:
 _Groups: TypeAlias = dict[tuple[str, int], list[_Member]]
 
 
-def find_states(programs: Mapping[str, TracedProgram], shared: SharedNames) -> StateViews:
+def find_states(programs: Mapping[str, TracedProgram], *, by_name: bool) -> StateViews:
     """Return how each method views memory that any of them writes.
 
     A method that only reads such memory must see what another one has written.
 
     Args:
         programs: All methods of one program.
-        shared: Names that refer to one state although their memories differ.
+        by_name: Whether equal names are one state although their memories differ.
 
     Raises:
-        EmitterError: ``shared`` names no state, or one that no second method has.
         UnsupportedError: One name refers to two memories, or two views cannot be one state.
     """
-    all_members = [
-        member for name in sorted(programs) for member in _members(name, programs[name])
-    ]
-    members = [member for member in all_members if member.used]
+    members = [member for name in sorted(programs) for member in _members(name, programs[name])]
     groups: _Groups = {}
     for member in members:
         groups.setdefault(member.memory, []).append(member)
     _check_storages(members)
     names = {member.name for group in _written(groups) for member in group}
-    for one_state in shared.sets:
-        _join_named(one_state, all_members, groups)
     for name in sorted(names):
-        _join(name, groups, shared)
+        _join(name, groups, by_name=by_name)
     views: dict[tuple[str, str], StateView] = {}
     for group in _written(groups):
         views |= _views(group)
@@ -148,10 +140,9 @@ def _members(method: str, exported: TracedProgram) -> Iterable[_Member]:
         for node, spec in zip(placeholders, signature.input_specs, strict=True)
         if spec.kind in _HELD and (node.users or spec.target in mutated)
     }
-    # Ignore unread buffers, except for second names of buffers that are read.
     for name, tensor in {**exported.constants, **exported.state_dict}.items():
-        if _has_memory(tensor):
-            yield _Member(method, name, tensor, name in mutated, name in used)
+        if name in used and _has_memory(tensor):
+            yield _Member(method, name, tensor, name in mutated)
 
 
 def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
@@ -160,68 +151,22 @@ def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
     return tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
 
 
-def _join_named(names: frozenset[str], members: list[_Member], groups: _Groups) -> None:
-    """Join the groups that have one of ``names``; an unread buffer may provide a name.
-
-    Raises:
-        EmitterError: A name is unknown, or only one method has it.
-    """
-    sorted_names = sorted(names)
-    here = [member for member in members if member.name in names and member.memory in groups]
-    memories = {member.memory for member in here}
-    apart = [group for memory, group in groups.items() if memory in memories]
-    unknown = sorted(names - {member.name for member in here})
-    written = sorted({member.name for group in _written(groups) for member in group})
-    if unknown or not any(member.mutated for group in apart for member in group):
-        raise EmitterError(
-            f"shared_state names {unknown or sorted_names}, but no method mutates such a tensor; "
-            f"the states are {written}"
-        )
-    owners = {(member.method, member.name) for group in apart for member in group}
-    if len(owners) < 2:
-        ((method, name),) = owners
-        raise EmitterError(
-            f"shared_state names {sorted_names}, but only method {method!r} has that state, as "
-            f"{name!r}: add the other name; the states are {written}"
-        )
-    _unite(apart, groups)
-
-
-def _join(name: str, groups: _Groups, shared: SharedNames) -> None:
-    """Join the groups that have ``name``, if the user's setting says so."""
+def _join(name: str, groups: _Groups, *, by_name: bool) -> None:
+    """Make the groups that have ``name`` one state, if the user's setting says so."""
     apart = [group for group in _distinct(groups) if any(m.name == name for m in group)]
-    if len(apart) > 1 and not shared.every:
-        first, second = (next(m for m in group if m.name == name) for group in apart[:2])
-        raise UnsupportedError(
-            f"{first.label} and {second.label} have different memory, and a method writes one of "
-            f"them; {_CURE.format(name=name)}"
-        )
-    _unite(apart, groups)
-
-
-def _unite(apart: list[list[_Member]], groups: _Groups) -> None:
-    """Make several groups one state."""
-    if len(apart) < 2:
-        return
-    first, *others = apart
-    for group in others:
-        if group is first:
-            continue
-        _check_alike(*_pair(first, group))
-        _check_methods(first, group)
-        first += group
+    first, *others = (next(m for m in group if m.name == name) for group in apart)
+    for other, group in zip(others, apart[1:], strict=True):
+        if not by_name:
+            raise UnsupportedError(
+                f"{first.label} and {other.label} have different memory, and a method writes one "
+                f"of them; {_CURE}"
+            )
+        _check_alike(first, other)
+        _check_methods(apart[0], group)
+        apart[0].extend(group)
         for memory, roots in groups.items():
             if roots is group:
-                groups[memory] = first
-
-
-def _pair(first: list[_Member], group: list[_Member]) -> tuple[_Member, _Member]:
-    """Return two members to compare, of the same name if possible."""
-    named = {member.name: member for member in first}
-    for member in group:
-        if member.name in named:
-            return named[member.name], member
-    return first[0], group[0]
+                groups[memory] = apart[0]
 
 
 def _check_methods(first: list[_Member], group: list[_Member]) -> None:

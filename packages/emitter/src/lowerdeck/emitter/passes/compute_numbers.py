@@ -54,25 +54,6 @@ def _unequal(call: Call, before: list[Operation]) -> None:
     _become(call, torch.sym_not, same)
 
 
-def _both(call: Call, _before: list[Operation]) -> None:
-    left, right = call.args
-    if _kind(left) is bool and _kind(right) is bool:
-        _become(call, torch.sym_ite, left, right, False)
-
-
-def _either(call: Call, _before: list[Operation]) -> None:
-    left, right = call.args
-    if _kind(left) is bool and _kind(right) is bool:
-        _become(call, torch.sym_ite, left, True, right)
-
-
-def _size_of_number(call: Call, before: list[Operation]) -> None:
-    (number,) = call.args
-    negative = _number(operator.lt, [number, 0], bool, call, before)
-    turned = _number(operator.neg, [number], _kind(number), call, before)
-    _become(call, torch.sym_ite, negative, turned, number)
-
-
 def _floor(call: Call, before: list[Operation]) -> None:
     turned = _number(operator.neg, call.args, _kind(call.args[0]), call, before)
     above = _number(math.ceil, [turned], int, call, before)
@@ -143,10 +124,6 @@ def _item(result: TensorValue, call: Call, before: list[Operation]) -> None:
 
 _RULES: dict[Any, Rule] = {
     operator.ne: _unequal,
-    operator.and_: _both,
-    operator.or_: _either,
-    operator.abs: _size_of_number,
-    abs: _size_of_number,
     math.floor: _floor,
     operator.pow: _power,
     round: _rounded,

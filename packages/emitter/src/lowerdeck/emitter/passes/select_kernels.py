@@ -80,8 +80,6 @@ def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
     """Return the part of ``call`` that the kernel does not support, or ""."""
     if call.op_name == "convolution" and call.args[0].rank not in (3, 4):
         return f"the kernel takes 3 or 4 dimensions, this convolution has {call.args[0].rank}"
-    if call.op_name == "max_pool2d_with_indices_backward":
-        return "the kernel computes wrong numbers; export the model for inference"
     if call.op_name == "_fft_r2c" and not call.args[3]:
         return "the kernel computes the one-sided transform only"
     official = kernel.full_name in OFFICIAL_KERNELS
