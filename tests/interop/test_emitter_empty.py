@@ -61,7 +61,7 @@ REDUCTIONS: dict[str, Function] = {
     "made": lambda a: (torch.arange(a.shape[1]), torch.full((a.shape[1], 2), 3.0)),
 }
 IMAGES: dict[str, Function] = {
-    "max pools": lambda a: (F.max_pool2d(a, 2), F.adaptive_max_pool2d(a, 2)),
+    "max pools": lambda a: (F.max_pool2d(a, 2), F.adaptive_max_pool2d(a, 1)),
     "average pools": lambda a: (F.avg_pool2d(a, 2), F.adaptive_avg_pool2d(a, 2)),
     "adaptive pools": lambda a: F.adaptive_avg_pool2d(a, 1),
     "upsampling": lambda a: (F.interpolate(a, scale_factor=2.0), F.pixel_shuffle(a, 2)),

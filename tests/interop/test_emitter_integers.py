@@ -151,26 +151,6 @@ def test_masks_and_numbers_are_added_as_in_eager() -> None:
     check({f"{n}": lambda k, n=n: k + n for n in numbers}, mask)
 
 
-SIZES: tuple[Any, ...] = ({"size": (3, 3)}, {"size": (7, 5)}, {"size": (12, 30)})
-
-
-def test_images_of_bytes_shrink_as_in_eager() -> None:
-    torch.manual_seed(0)
-    image = torch.randint(0, 256, (2, 3, 10, 20), dtype=torch.uint8)
-    functions = {
-        f"{asked} {smooth}": lambda x, asked=asked, smooth=smooth: nn.functional.interpolate(
-            x, **asked, mode="bilinear", antialias=smooth
-        )
-        for asked in (*SIZES, {"scale_factor": 0.5}, {"scale_factor": (0.35, 0.93)})
-        for smooth in (True, False)
-    }
-    for result in run_together(functions, (image,)):
-        apart = result.outputs[0].int() - result.function(image).int()
-        # torch weighs bytes with 15 bits.
-        assert int(apart.abs().max()) <= 1, result.where
-        assert float((apart != 0).float().mean()) < 0.1, result.where
-
-
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 def test_products_of_bytes_are_exact(dtype: torch.dtype) -> None:
     weight = torch.randint(-128, 128, (19, 3), dtype=torch.int8)

@@ -124,7 +124,7 @@ class _Emission:
             name: decompose(exported, settings) for name, exported in programs.items()
         }
         # A buffer has one offset in all methods: find all states before reading any method.
-        self._views = find_states(self._decomposed, by_name=shared_state)
+        self._states_by_name = find_states(self._decomposed, by_name=shared_state)
         check_delegate_constants(self._decomposed)
         self._handles = unused_handles(programs.values())
         self._prepared: dict[str, _PreparedMethod] = {}
@@ -138,7 +138,7 @@ class _Emission:
                 name,
                 self._decomposed[name],
                 plan_inputs=_for_method(settings.plan_inputs, name),
-                states=self._views,
+                states=self._states_by_name,
             )
         except UnboundedSizeError:
             # A bound does not help an operator that has no kernel.
