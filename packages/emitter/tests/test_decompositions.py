@@ -13,6 +13,7 @@ from emitter_running import check as check_program  # type: ignore[import-not-fo
 
 from lowerdeck.decompose import decompose
 from lowerdeck.emitter.decompositions.experts import expert_rules, grouped_product
+from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.histograms import HISTOGRAMS
 from lowerdeck.emitter.decompositions.integers import INTEGERS
 from lowerdeck.emitter.decompositions.ordering import ORDERING
@@ -30,6 +31,7 @@ RULES: dict[Any, Any] = {
     **RUNNING,
     **SCATTER_REDUCTIONS,
     **HISTOGRAMS,
+    **GRIDS,
     **QUIRKS,
     **INTEGERS,
 }
@@ -230,6 +232,13 @@ def test_counting_in_bins() -> None:
     for x in (torch.randn(4, 30), torch.randint(0, 6, (40,)).float()):
         check(ATEN.histc.default, x, 6, 0, 5)
         check(ATEN.histc.default, x, 4, -1, 1)
+
+
+@pytest.mark.parametrize("corners", [False, True])
+def test_sampling_a_volume(corners: bool) -> None:
+    volume, grid = torch.randn(2, 3, 4, 5, 6), torch.randn(2, 3, 2, 4, 3) * 1.5
+    for mode, padding in itertools.product((0, 1), (0, 1, 2)):
+        check(ATEN.grid_sampler_3d.default, volume, grid, mode, padding, corners)
 
 
 @pytest.mark.parametrize("rows", [3, 9])

@@ -17,6 +17,7 @@ from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
 from lowerdeck.emitter.decompositions.complex_numbers import COMPLEX_NUMBERS
 from lowerdeck.emitter.decompositions.experts import expert_rules
+from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.histograms import HISTOGRAMS
 from lowerdeck.emitter.decompositions.integers import INTEGERS
 from lowerdeck.emitter.decompositions.layouts import keeping_layouts
@@ -93,6 +94,7 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
     **RUNNING,
     **SCATTER_REDUCTIONS,
     **HISTOGRAMS,
+    **GRIDS,
     **INTEGERS,
     **RANDOM_NUMBERS,
     **ANTIALIASING,
