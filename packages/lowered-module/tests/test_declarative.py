@@ -297,8 +297,6 @@ def _lowered_by(given: Any) -> Any:
         (lambda: visits("aten.add.tensor"), LoweringError, r"it has .*aten\.add\.Tensor"),
         (lambda: visits("relu"), LoweringError, "expected 'aten.relu'"),
         (lambda: _visits(torch.ops.aten.relu.default), LoweringError, "expected its name"),
-        (lambda: _visits("aten.relu", dtypes=torch.float32)(len), LoweringError, "a set such as"),
-        (lambda: _visits("aten.relu", dtypes={"float32"})(len), LoweringError, "a set such as"),
         (_lowered_by(Pocket), PartitionError, r"class Pocket .*give Pocket\.partitioner\(\)"),
         (_lowered_by(RunPartitioner), PartitionError, r"class RunPart.* give RunPartitioner\(\)"),
         (_lowered_by(Pocket.partitioner), PartitionError, "call it"),
