@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from lowered_helpers import backend, blobs, delegates, everything
+from lowered_helpers import backend, blobs, everything
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module import CacheError, CompileSpec, PreprocessResult, to_backend
+from lowerdeck.lowered_module import CacheError, PreprocessResult, to_backend
 from lowerdeck.serializer import NamedDataStore
 from lowerdeck_zoo import exported
 
@@ -259,22 +259,8 @@ def test_a_directory_that_cannot_be_is_one_clear_error(
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
 
 
-def test_programs_that_call_other_delegates_have_other_keys(
+def test_programs_that_call_other_delegates_are_not_kept(
     program: ExportedProgram, tmp_path: Path
 ) -> None:
-    def delegated(backend_id: str, specs: str, named: bytes | None = None) -> ExportedProgram:
-        chosen = tuple(CompileSpec(key, b"1") for key in specs)
-        lowered = to_backend(program, everything(backend_id, compile_specs=chosen))
-        store = NamedDataStore()
-        if named is not None:
-            store.add_named_data("weight", named)
-            (delegate,) = delegates(lowered)
-            delegate._named_data_store_output = store.get_named_data_store_output()
-        return lowered
-
-    cases: list[Any] = [("First", ""), ("Second", ""), ("First", "a"), ("First", "b")]
-    cases += [("First", "ab"), ("First", "", b"one"), ("First", "", b"two")]
-    for number, case in enumerate(cases):
-        for _ in range(2):
-            to_backend(delegated(*case), everything(), cache=tmp_path)
-        assert len(list(tmp_path.iterdir())) == number + 1
+    to_backend(to_backend(program, everything("First")), everything(), cache=tmp_path)
+    assert not list(tmp_path.iterdir())

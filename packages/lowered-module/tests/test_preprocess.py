@@ -255,16 +255,6 @@ def test_a_weight_travels_with_each_partition_that_reads_it() -> None:
         assert weights < threads.seen < (weights + 256 * 256 * 4) * 1.05
 
 
-@pytest.mark.parametrize("parameter", [False, True])
-def test_a_weight_travels_without_the_rest_of_its_memory(parameter: bool) -> None:
-    weight: Any = torch.randn(50, 64, 64)[1]
-    weight = torch.nn.Parameter(weight) if parameter else weight
-    program = exported(Of(lambda self, x: x @ self.weight, weight=weight), torch.ones(1, 64))
-    with Weighing(1) as threads:
-        assert_the_same_elsewhere(program, threads, runs_without("tanh"))
-        assert threads.seen < 2 * weight.nbytes
-
-
 class Builtins(torch.nn.Module):
     """Its arguments have names of Python's builtins, which nodes cannot have."""
 

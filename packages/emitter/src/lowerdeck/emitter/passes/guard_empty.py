@@ -1,8 +1,8 @@
 """Pass: guard kernels that fail on zero-element tensors.
 
-Some kernels return before they have written their output, give it another shape, or abort the
-process when a dimension is 0. Each rule was found by running the kernel in the runtime from which
-the kernel table was read.
+Some kernels give their output another shape, or abort the process, when there are no rows: a
+detector finds no boxes, a cache of keys is empty. Each rule was found by running the kernel in the
+runtime from which the kernel table was read.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.ir.graph import Block, Call, Cond, Method, Operation
 from lowerdeck.emitter.ir.kernel_lookup import find_kernel
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue
 from lowerdeck.emitter.passes.rewriting import rewrite
-from lowerdeck.emitter.passes.select_kernels import source_of
 from lowerdeck.torch_base import size_range
 
 _ATEN = torch.ops.aten
@@ -43,21 +41,14 @@ class _Empty:
     value: float | bool = 0
 
 
-_Rule: TypeAlias = Callable[[Call], "_Empty | None"]
-
-
 def guard_empty(method: Method, table: KernelTable) -> None:
-    """Fill the output instead of running the kernel if a dimension that it needs is 0.
-
-    Raises:
-        UnsupportedError: If torch has no value for the tensor that a call is given.
-    """
+    """Fill the output instead of running the kernel if a dimension that it needs is 0."""
 
     def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
         guard = _RULES.get(call.target) if call.kernel is not None else None
-        empty = None if guard is None else guard(call)
-        if empty is None:
+        if guard is None:
             return None
+        empty = guard(call)
         doubtful = [size for size in empty.sizes if _least(size, method.ranges) == 0]
         _guard(call, empty, doubtful, before, table)
         return ()
@@ -148,30 +139,12 @@ def _all_sizes(tensor: TensorValue) -> list[Size]:
     return [(tensor, dim) for dim in range(tensor.rank)]
 
 
-def _matrix_product(call: Call) -> _Empty:
-    """Fill with zeros: the kernel does not write its output for an empty sum."""
-    left, right = call.args[:2]
-    rows = [[size] for size in _all_sizes(left)[:-1]]
-    return _Empty([(left, left.rank - 1)], [*rows, [(right, right.rank - 1)]])
-
-
-def _linear(call: Call) -> _Empty | None:
-    """The same for a linear layer without bias; with one the kernel starts from the bias."""
-    source, weight, bias = call.args
-    if bias is not None:
-        return None
-    rows = [[size] for size in _all_sizes(source)[:-1]]
-    return _Empty([(source, source.rank - 1)], [*rows, [(weight, 0)]])
-
-
-def _extreme(call: Call) -> _Empty | None:
+def _extreme(call: Call) -> _Empty:
     """Fill with the smallest or largest value: the kernel aborts the process."""
     source, dims, keep = call.args
-    if source.rank == 0:
-        return None
     (out,) = call.outs
     assert isinstance(out, TensorValue)
-    reduced = {dim % source.rank for dim in dims} if dims else set(range(source.rank))
+    reduced = {dim % max(source.rank, 1) for dim in dims} if dims else set(range(source.rank))
     shape: list[Sequence[Size | int]] = []
     for size in _all_sizes(source):
         if size[1] not in reduced:
@@ -219,25 +192,10 @@ def _padding(call: Call) -> _Empty:
     return _Empty(_all_sizes(source), shape, value)
 
 
-def _must_have_one(call: Call) -> None:
-    """Reject calls for which torch raises at run time, but not at export."""
-    source = call.args[0]
-    if any(size == 0 for size in source.shape):
-        raise UnsupportedError(
-            f"{call.op_name} of a tensor without elements, of shape {tuple(source.shape)}, has no "
-            f"value, and torch raises an error: {source_of(call.origin)}; give it at least one"
-        )
-
-
-_RULES: dict[Any, _Rule] = {
-    _ATEN.mm.default: _matrix_product,
-    _ATEN.bmm.default: _matrix_product,
-    _ATEN.linear.default: _linear,
+_RULES: dict[Any, Callable[[Call], _Empty]] = {
     _ATEN.amax.default: _extreme,
     _ATEN.amin.default: _extreme,
     _ATEN._log_softmax.default: _alike,
     _ATEN.cat.default: _concatenation,
     _ATEN.constant_pad_nd.default: _padding,
-    _ATEN.max.default: _must_have_one,
-    _ATEN.min.default: _must_have_one,
 }

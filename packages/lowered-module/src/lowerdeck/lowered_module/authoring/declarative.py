@@ -51,8 +51,7 @@ def visits(
             refusal.
 
     Raises:
-        LoweringError: A name is not the name of an operator, or ``dtypes`` contains another
-            object.
+        LoweringError: A name is not the name of an operator.
     """
     for name in operators:
         _find_operator(name)  # or refuse it
@@ -75,18 +74,6 @@ class _Conditions:
     ranks: Collection[int] | None
     static: bool
     when: Callable[[Node], bool | str] | None
-
-    def __post_init__(self) -> None:
-        """Reject dtypes that would never match a tensor."""
-        dtypes: object = self.dtypes
-        if dtypes is not None and not (
-            isinstance(dtypes, Collection)
-            and all(isinstance(dtype, torch.dtype) for dtype in dtypes)
-        ):
-            raise LoweringError(
-                f"{self.visitor.__name__}: found dtypes {dtypes!r}, expected a set such as "
-                "{torch.float32}"
-            )
 
     def objection(self, node: Node) -> str | None:
         """Return the reason why ``node`` is not supported, or None.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import io
 import json
 import operator
 import os
@@ -163,32 +162,15 @@ def _content_of(value: Any) -> Iterator[Any]:
     """Yield the content of an attribute or a constant."""
     if isinstance(value, GraphModule):
         return  # one of the program's graphs
-    if isinstance(value, torch.Tensor):
-        yield _described(value)
-        yield _memory_of(value)
-    elif isinstance(getattr(value, "processed_bytes", None), bytes):
-        # An earlier delegate: all that a backend could see of it, not its blob alone.
-        yield repr((value.backend_id, _specs(value.compile_specs)))
-        yield value.processed_bytes
-        store: Any = getattr(value, "named_data_store_output", None)
-        groups = {} if store is None else {"": store.pte_data, **store.external_data}
-        for tag, entries in groups.items():
-            for key, entry in entries.items():
-                yield repr((tag, key, entry.alignment, entry.tensor_layout))
-                yield store.buffers[entry.buffer_index]
-    else:
-        raise _UnknownContentError
-
-
-def _memory_of(value: torch.Tensor) -> Any:
+    if not isinstance(value, torch.Tensor):
+        raise _UnknownContentError  # an earlier delegate, say
+    yield _described(value)
     try:
         # Through views: a lazy copy of weights stays lazy.
-        return bytes_of(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
+        yield bytes_of(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
     except (RuntimeError, TypeError):
         # Sparse and quantized tensors have no plain bytes.
-        saved = io.BytesIO()
-        torch.save(value, saved)
-        return saved.getbuffer()
+        raise _UnknownContentError from None
 
 
 def _described(value: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch.export import ExportedProgram
 from lowerdeck.lowered_module.authoring.backend import PreprocessResult, with_plain_bytes
 from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.program.pickling import dump_program, load_program
-from lowerdeck.torch_base import storage_identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +40,8 @@ class Task:
         tensors: list[torch.Tensor] = []
         try:
             content = dump_program(program, tensors)
-            shared = Counter(map(storage_identity, tensors))
             stream = io.BytesIO()
-            torch.save(
-                [t if shared[storage_identity(t)] > 1 else _alone(t) for t in tensors], stream
-            )
+            torch.save(tensors, stream)
         except Exception as error:
             raise PreprocessError(
                 f"a partition cannot be sent to an executor ({type(error).__name__}: {error}): "
@@ -70,16 +65,3 @@ class Task:
                 "same torch on both sides, or lower without an executor"
             ) from error
         return with_plain_bytes(self.backend.preprocess(program, self.compile_specs))
-
-
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without the rest of its memory, which torch.save would write as well."""
-    if (
-        type(tensor) not in (torch.Tensor, torch.nn.Parameter)
-        or not tensor.is_contiguous()
-        or tensor.nbytes >= tensor.untyped_storage().nbytes()
-    ):
-        return tensor
-    copied = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    is_parameter = isinstance(tensor, torch.nn.Parameter)
-    return torch.nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied

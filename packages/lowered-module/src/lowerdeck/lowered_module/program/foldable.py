@@ -16,7 +16,6 @@ from lowerdeck.torch_base import (
     Behaviours,
     Effect,
     OpOverload,
-    returns_alias,
     returns_view,
     schema_of,
 )
@@ -158,9 +157,6 @@ def fold_node(node: Node, read: Callable[[Node], Any]) -> Any:
     args, kwargs = map_arg((node.args, node.kwargs), value)
     # A computed value may have other strides than in the program, so a view may fail.
     target: Any = _aten.reshape.default if node.target in _VIEWS else node.target
-    if isinstance(target, OpOverload) and schema_of(target).is_mutable:
-        # The mutated tensor may be a view of a weight here.
-        args = (args[0].clone(), *args[1:])
     with torch.no_grad():
         return target(*args, **kwargs)
 
@@ -179,7 +175,7 @@ def _is_computable(node: Node) -> bool:
     if not isinstance(target, OpOverload) or target.namespace != "aten" or not _tensors(node):
         return False
     drawn = torch.Tag.nondeterministic_seeded in target.tags
-    return not drawn and not _writes_into_others(node, target)
+    return not drawn and not schema_of(target).is_mutable
 
 
 def _tensors(node: Node) -> Sequence[torch.Tensor]:
@@ -189,19 +185,6 @@ def _tensors(node: Node) -> Sequence[torch.Tensor]:
     if not all(isinstance(tensor, torch.Tensor) for tensor in results):
         return []
     return [tensor for tensor in results if all(isinstance(size, int) for size in tensor.shape)]
-
-
-def _writes_into_others(node: Node, target: OpOverload) -> bool:
-    """Return whether a node mutates a tensor that other nodes can see."""
-    if not schema_of(target).is_mutable:
-        return False
-    source = node.args[0] if node.args else None
-    return (
-        not isinstance(source, Node)
-        or not isinstance(source.target, OpOverload)
-        or len(source.users) > 1
-        or returns_alias(source.target)
-    )
 
 
 def _is_small(node: Node, *, in_memory: bool) -> bool:

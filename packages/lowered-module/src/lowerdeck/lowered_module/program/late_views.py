@@ -224,7 +224,7 @@ class _Pass:
 
     def _is_product_passed(self, node: Node) -> bool:
         first, other = cast("tuple[Node, Node]", node.args)
-        for operand in {first, other} & self._held.keys():
+        for operand in filter(self._held.__contains__, (first, other)):
             self._drop_ones(operand)
         held = {x: self._held[x].parts for x in (first, other) if x in self._held}
         parts = product_parts(node, held)
