@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module._executorch import is_peers, wants_edge, wants_edge_backend
 from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
+from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.partitioner import (
     Partitioner,
     PartitionerLike,
@@ -100,9 +101,10 @@ def to_backend(
     partitioner_instance: PartitionerLike | None = None,
     *,
     partitioner: PartitionerLike | None = None,
+    by_module: Mapping[str, PartitionerLike | str] | None = None,
     **options: Unpack[LoweringOptions],
 ) -> ExportedProgram:
-    """Return the program with what a partitioner tagged given away."""
+    """Return the program with what a partitioner tagged given away; it takes one of the three."""
 
 
 @overload
@@ -136,7 +138,8 @@ def to_backend(
         *args: What the form takes: ``backend_id``, the name of a backend; ``edge_program``, any
             ``ExportedProgram``; ``compile_specs``, what the backend is to know;
             ``partitioner_instance``, or for short ``partitioner``: any callable from a program to
-            something with ``tagged_exported_program`` and ``partition_tags``;
+            something with ``tagged_exported_program`` and ``partition_tags``, or ``by_module``:
+            partitioners or backends by patterns of module names (``ModulePartitioner``);
             ``method_edge_program_partitioners``, a ``MethodProgramsPartitionerSpec``.
         **named: The same by name.
         executor: Any ``concurrent.futures.Executor``: partitions are sent to it and preprocessed
@@ -223,12 +226,19 @@ def _lower_program(
     partitioner_instance: Any = None,
     *,
     partitioner: Any = None,
+    by_module: Any = None,
 ) -> ExportedProgram:
-    if partitioner_instance is None:
-        partitioner_instance = partitioner
-    elif partitioner is not None and partitioner is not partitioner_instance:
-        raise TypeError("to_backend() takes partitioner_instance or partitioner, found both")
-    return _lowered(preprocess, {"": edge_program}, {"": partitioner_instance})[""]
+    chosen: list[Any] = [
+        candidate for candidate in (partitioner_instance, partitioner) if candidate is not None
+    ]
+    if by_module is not None:
+        chosen.append(ModulePartitioner(by_module))
+    if len({id(candidate) for candidate in chosen}) > 1:
+        raise TypeError(
+            "to_backend() takes one of partitioner_instance, partitioner and by_module, found "
+            "several"
+        )
+    return _lowered(preprocess, {"": edge_program}, {"": (chosen or [None])[0]})[""]
 
 
 def _lower_whole(
