@@ -111,12 +111,13 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_it_writes_a_file_and_a_report(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert lowerdeck("lower", model, "--backend", "Try", "-o", "m.pte") == 0
+    assert lowerdeck("lower", model, "--backend", "Try", "-o", "m.pte", "--html", "g.html") == 0
     text = capsys.readouterr().out
     for word in ("nodes", "partitions     1 (1 to VerbatimBackend)", "delegated", "file size"):
         assert word in text
     for word in ("planned memory", "largest tensor", "time", "from eager", "m.pte"):
         assert word in text
+    assert (tmp_path / "g.html").read_text().startswith("<!")
     with open_pte(tmp_path / "m.pte") as file:
         assert file.method_names == ("forward",)
     assert lowerdeck("lower", model, "-o", os.devnull) == 0
@@ -331,8 +332,10 @@ def test_check_names_the_output_and_the_state_that_differ(
         # Files.
         ("{} -o file/m.pte", 4, "cannot write"),
         ("{} -o no/deeper/m.pte", 4, "there is no folder"),
-        ("{} -o source", 2, "--output source.*command_model:example"),
+        ("{} --html no/deeper/m.html", 4, "there is no folder"),
+        ("{} -o a --html ./a", 2, "--html a is.*--output a names"),
         ("{} -o command_model.py", 2, "--output command_model.py.*command_model:example"),
+        ("{} --html source -o m", 2, "--html source.*command_model:example"),
         ("{} --backend part:Everything -o part.py", 2, "--output part.py.*part:Everything"),
     ],
 )

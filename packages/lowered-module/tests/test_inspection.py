@@ -1,9 +1,11 @@
-"""Summaries and listings of lowered programs."""
+"""Summaries, listings and pictures of lowered programs; tests/browser opens the pages."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from lowerdeck.lowered_module import (
     get_delegates,
     get_lowered_submodules,
     get_non_lowered_nodes,
+    graph_html,
     print_delegated_graph,
     to_backend,
 )
@@ -135,6 +138,15 @@ def test_a_reason_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "x was not partitioned because it is odd" in caplog.text
 
 
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+def data_of(page: str) -> dict[str, Any]:
+    (found,) = re.findall(r'<script type="application/json" id="report-data">(.*?)</script>', page)
+    data: dict[str, Any] = json.loads(found)
+    return data
+
+
 def relus(refused: dict[str, str] | None = None) -> TaggingPartitioner:
     """Return a partitioner that tags each relu by itself, and the reasons for what it leaves."""
     specs = (CompileSpec("mode", b"fast"),)
@@ -152,15 +164,84 @@ class Branching(Holding, weight=lambda: torch.nn.Parameter(torch.ones(4))):
         return torch.relu(x) * self.weight + torch.relu(x.sin())
 
 
+@pytest.fixture
+def lowered() -> ExportedProgram:
+    return to_backend(exported(Branching(), torch.ones(4)), relus())
+
+
+def test_delegates_are_shown_by_the_nodes_inside_them(lowered: ExportedProgram) -> None:
+    data = data_of(graph_html(lowered))
+    labels = [node["label"] for node in data["nodes"] if node["kind"] == "op"]
+    assert sorted(labels) == [
+        "aten::add.Tensor",
+        "aten::mul.Tensor",
+        "aten::relu",
+        "aten::relu",
+        "aten::sin",
+    ]
+    relus = [node for node in data["nodes"] if node["label"] == "aten::relu"]
+    assert sorted(node["group"] for node in relus) == [0, 1]
+    assert {group["backend"] for group in data["groups"]} == {"VerbatimBackend"}
+    assert data["groups"][0]["specs"] == ["mode = b'fast'"]
+
+
+def test_edges_cross_the_borders_of_delegates(lowered: ExportedProgram) -> None:
+    nodes = data_of(graph_html(lowered))["nodes"]
+    needs = {
+        node["name"]: [nodes[other]["label"] for other in node["needs"]]
+        for node in nodes
+        if node["kind"] in ("op", "output")
+    }
+    assert needs["mul"] == ["aten::relu"]
+    assert needs["sin"] == ["x"]
+    assert sorted(needs["add"]) == ["aten::mul.Tensor", "aten::relu"]
+    assert needs["output"] == ["aten::add.Tensor"]
+    (product,) = [node for node in nodes if node["name"] == "mul"]
+    assert product["constants"] == ["p_weight"]
+
+
+def test_each_left_out_node_has_its_reason(lowered: ExportedProgram) -> None:
+    page = graph_html(lowered, reasons={"sin": HOSTILE}, title=HOSTILE)
+    reasons = {n["name"]: n["reason"] for n in data_of(page)["nodes"] if n["kind"] == "op"}
+    assert reasons["sin"] == HOSTILE
+    assert reasons["mul"] == reasons["add"] == "no partitioner took it"
+    assert reasons["relu"] == reasons["relu_1"] == ""
+    assert page.count("<script") == 2
+
+
+def test_a_reason_that_the_partitioner_reported_is_shown() -> None:
+    program = exported(Branching(), torch.ones(4))
+    (node,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
+    WhyNoPartitionReporter().report_reject(node, "it is a sine")
+    nodes = data_of(graph_html(program))["nodes"]
+    assert [n["reason"] for n in nodes if n["name"] == node.name] == ["it is a sine"]
+
+
 def test_why_partitioners_refused_stays_with_the_lowered_program() -> None:
     program = exported(Branching(), torch.ones(4))
     lowered = to_backend(program, relus({"sin": "it is a sine"}))
     twice = to_backend(lowered, relus({"sin": "it is no relu"}))
     assert delegation_summary(lowered).reasons == {"aten.sin.default": ("it is a sine",)}
-    assert delegation_summary(twice).reasons == {
-        "aten.sin.default": ("it is a sine; it is no relu",)
-    }
+    for one, reason in ((lowered, "it is a sine"), (twice, "it is a sine; it is no relu")):
+        nodes = data_of(graph_html(one))["nodes"]
+        assert [n["reason"] for n in nodes if n["name"] == "sin"] == [reason]
     assert not any("lowerdeck.reject" in node.meta for node in program.graph.nodes)
+
+
+def test_tags_are_shown_before_they_are_lowered() -> None:
+    program = exported(Branching(), torch.ones(4))
+    relus()(program)
+    data = data_of(graph_html(program))
+    assert [group["backend"] for group in data["groups"]] == ["tagged, not lowered"] * 2
+
+
+def test_branches_are_part_of_the_picture() -> None:
+    model = Of(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))
+    nodes = data_of(graph_html(exported(model, torch.ones(4))))["nodes"]
+    labels = [node["label"] for node in nodes]
+    assert {"aten::sin", "aten::cos", "cond"} <= set(labels)
+    (cond,) = [node for node in nodes if node["label"] == "cond"]
+    assert {"aten::sin", "aten::cos"} <= {labels[other] for other in cond["needs"]}
 
 
 def test_reasons_are_grouped_by_where_their_chain_begins() -> None:

@@ -15,6 +15,7 @@ from lowerdeck.lowered_module.authoring.declarative import (
     visits,
 )
 from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
+from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.node_partitioner import NodePartitioner
 from lowerdeck.lowered_module.authoring.partition_view import PartitionView
 from lowerdeck.lowered_module.authoring.partitioner import (
@@ -90,6 +91,7 @@ from lowerdeck.torch_base import arguments_of, executorch_call_delegate
 
 if TYPE_CHECKING:
     from lowerdeck.lowered_module.choosing import Trial, lower_fastest
+    from lowerdeck.lowered_module.inspect.graph_page import graph_html
     from lowerdeck.lowered_module.pipeline import LoweredProgram, decomposed_for, lower
 
 __all__ = [
@@ -126,6 +128,7 @@ __all__ = [
     "DECISION",
     "DELEGATION_TAG",
     "DelegationSpec",
+    "ModulePartitioner",
     "NodePartitioner",
     "PartitionResult",
     "Partitioner",
@@ -153,6 +156,7 @@ __all__ = [
     "get_lowered_backend_modules",
     "get_lowered_submodules",
     "get_non_lowered_nodes",
+    "graph_html",
     "print_delegated_graph",
     # Surgery on graphs and signatures
     "assign_debug_handles",
@@ -179,6 +183,7 @@ if not TYPE_CHECKING:
     # Partitioners and backends never emit: the emitter is a third of what importing would cost.
     _AT_FIRST_USE = {
         "lowerdeck.lowered_module.choosing": ("Trial", "lower_fastest"),
+        "lowerdeck.lowered_module.inspect.graph_page": ("graph_html",),
         "lowerdeck.lowered_module.pipeline": ("LoweredProgram", "decomposed_for", "lower"),
     }
 

@@ -39,6 +39,7 @@ from lowerdeck.lowered_module.inspect.accuracy import (
     call_in_eager,
     compare_calls,
 )
+from lowerdeck.lowered_module.inspect.graph_page import graph_html
 from lowerdeck.lowered_module.inspect.report import quantization_lines, report_lines
 from lowerdeck.lowered_module.pipeline import (
     TRAINS,
@@ -113,6 +114,9 @@ class LowerCommand:
             action="store_true",
             help="call the file three times with different inputs in lowerdeck.runner and fail "
             "if an output or the state differs from eager's",
+        )
+        parser.add_argument(
+            "--html", type=Path, metavar="FILE", help="also draw the lowered graph, for a browser"
         )
         parser.add_argument(
             "--quantize",
@@ -199,7 +203,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
             "somewhat more than that, as in --tolerance 0.1",
             ExitStatus.USAGE,
         )
-    check_paths(read=[], written=[("--output", args.output)])
+    check_paths(read=[], written=[("--output", args.output), ("--html", args.html)])
     if args.calibrate is not None and args.quantize is None:
         raise CommandError("--calibrate is for --quantize, which is not given", ExitStatus.USAGE)
     if args.auto and args.bounds is not None:
@@ -239,7 +243,7 @@ def _lower(
         partitioners = [made_by.get(name) or partitioner_from(name) for name in args.backend]
     # The modules named by options are imported now, so their files are known.
     read = [args.factory, *args.backend, *([args.calibrate] if args.calibrate else [])]
-    check_paths(read=sources(read), written=[("--output", args.output)])
+    check_paths(read=sources(read), written=[("--output", args.output), ("--html", args.html)])
     if args.auto:
         with stages.stage("measure"), silenced():
             lowered, trials = lower_fastest(
@@ -257,6 +261,10 @@ def _lower(
                 stages,
                 config=EmitConfig(bounds=args.bounds),
             )
+    if args.html is not None:
+        page = graph_html(lowered.programs["forward"], title=args.factory)
+        with writing(args.html):
+            args.html.write_text(page, encoding="utf-8")
     with stages.stage("write"), writing(args.output):
         lowered.save(args.output)
     accuracy, not_compared = _compared(model, args.output, args.check, stages)
