@@ -139,3 +139,25 @@ def test_a_program_whose_indices_lead_nowhere_is_shown(program, show):
     page.keys("/")
     page.keys("relu")
     assert page.complaints() == []
+
+
+def test_hover_tells_name_type_bytes_and_life(program, show):
+    page = show(html_report(program(60)))
+    page.ask(
+        """
+        const canvas = document.querySelector("canvas.memory");
+        canvas.scrollIntoView();
+        const box = canvas.getBoundingClientRect();
+        // The first result, at instructions 0 to 8 in the picture of 61 instructions.
+        const x = box.left + 74 + (4.5 / 61) * (box.width - 82);
+        const tall = box.height - 64 - 38;
+        const y = box.top + 8 + tall - (210000 / 720000) * tall;
+        canvas.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: y }));
+        """
+    )
+    page.settle()
+    told = page.ask("return document.getElementById('tooltip').innerText")
+    assert "%6" in told
+    assert "float32[1, 8, 32, 32] · 32.8 kB · intermediate" in told
+    assert "born at 0 aten::convolution.out" in told
+    assert "dies at" in told
