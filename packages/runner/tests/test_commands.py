@@ -4,12 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lowerdeck.runner import load
+from lowerdeck.runner.commands import BackendsCommand
 from lowerdeck.serializer import write_pte
 
 
@@ -228,3 +232,22 @@ def test_a_missing_or_broken_file_is_one_line(tmp_path: Path, shell: Any) -> Non
     for path in (tmp_path / "none.pte", broken):
         (line,) = shell("run", path, status=3).err.splitlines()
         assert str(path) in line
+
+
+def test_backends_are_listed_with_their_operators(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [
+        EntryPoint("Whole", "lowerdeck.runner:load", "lowerdeck.backends"),
+        EntryPoint("Whole", "lowerdeck.runner:load", "lowerdeck.runtimes"),
+        EntryPoint("Broken", "no_such_module:Backend", "lowerdeck.backends"),
+    ]
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda **wanted: EntryPoints(entries).select(**wanted)
+    )
+    monkeypatch.setattr(load, "supported_operators", lambda: ["aten.mul"], raising=False)
+    assert BackendsCommand().run(Namespace(operators=True)) == 0
+    out = capsys.readouterr().out
+    assert "Whole compiles, runs  (an unknown distribution)\n  aten.mul\n" in out
+    assert "Broken compiles  (" in out
+    assert "compiles: CANNOT BE IMPORTED: ModuleNotFoundError" in out
