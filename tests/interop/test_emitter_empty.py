@@ -77,7 +77,12 @@ ROWS: dict[str, Function] = {
 }
 # Functions of other shapes: one line for each.
 OTHERS: dict[str, tuple[Function, list[Shape]]] = {
-    "mm": (lambda a, b: a @ b, [(N, 3), (3, 4)]),
+    "mm": (lambda a, b: (a @ b, a.long() @ b.long()), [(3, N), (N, 4)]),
+    "mm_outer": (lambda a, b: a @ b, [(N, 3), (3, 4)]),
+    "bmm": (torch.bmm, [(2, 3, N), (2, N, 4)]),
+    "addmm_beta": (lambda *x: torch.addmm(*x, beta=2, alpha=0.5), [(3, 4), (3, N), (N, 4)]),
+    "linear": (lambda a, b, c: (F.linear(a, b), F.linear(a, b, c)), [(3, N), (4, N), (4,)]),
+    "sdpa": (F.scaled_dot_product_attention, [(1, 2, 3, 4), (1, 2, N, 4), (1, 2, N, 4)]),
     "bmm_b": (torch.bmm, [(N, 3, 2), (N, 2, 4)]),
     "linear_rows": (F.linear, [(N, 3), (4, 3), (4,)]),
     "cat": (lambda a, b: (torch.cat([a, b], 1), torch.cat([a, b.long()], 1)), [(3, N), (3, 4)]),

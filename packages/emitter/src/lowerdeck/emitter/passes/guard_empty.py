@@ -1,8 +1,8 @@
 """Pass: guard kernels that fail on zero-element tensors.
 
-Some kernels give their output another shape, or abort the process, when there are no rows: a
-detector finds no boxes, a cache of keys is empty. Each rule was found by running the kernel in the
-runtime from which the kernel table was read.
+Some kernels leave their output unwritten, give it another shape, or abort the process when a
+dimension is 0: a detector finds no boxes, attention has no keys. Each rule was found by running the
+kernel in the runtime from which the kernel table was read.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def guard_empty(method: Method, table: KernelTable) -> None:
 
     def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
         guard = _RULES.get(call.target) if call.kernel is not None else None
-        if guard is None:
+        empty = None if guard is None else guard(call)
+        if empty is None:
             return None
-        empty = guard(call)
         doubtful = [size for size in empty.sizes if _least(size, method.ranges) == 0]
         _guard(call, empty, doubtful, before, table)
         return ()
@@ -139,6 +139,22 @@ def _all_sizes(tensor: TensorValue) -> list[Size]:
     return [(tensor, dim) for dim in range(tensor.rank)]
 
 
+def _matrix_product(call: Call) -> _Empty:
+    """Fill with zeros: the kernel does not write its output for an empty sum."""
+    left, right = call.args[:2]
+    rows = [[size] for size in _all_sizes(left)[:-1]]
+    return _Empty([(left, left.rank - 1)], [*rows, [(right, right.rank - 1)]])
+
+
+def _linear(call: Call) -> _Empty | None:
+    """The same for a linear layer without bias; with one the kernel starts from the bias."""
+    source, weight, bias = call.args
+    rows = [[size] for size in _all_sizes(source)[:-1]]
+    return (
+        None if bias is not None else _Empty([(source, source.rank - 1)], [*rows, [(weight, 0)]])
+    )
+
+
 def _extreme(call: Call) -> _Empty:
     """Fill with the smallest or largest value: the kernel aborts the process."""
     source, dims, keep = call.args
@@ -192,7 +208,10 @@ def _padding(call: Call) -> _Empty:
     return _Empty(_all_sizes(source), shape, value)
 
 
-_RULES: dict[Any, Callable[[Call], _Empty]] = {
+_RULES: dict[Any, Callable[[Call], _Empty | None]] = {
+    _ATEN.mm.default: _matrix_product,
+    _ATEN.bmm.default: _matrix_product,
+    _ATEN.linear.default: _linear,
     _ATEN.amax.default: _extreme,
     _ATEN.amin.default: _extreme,
     _ATEN._log_softmax.default: _alike,
