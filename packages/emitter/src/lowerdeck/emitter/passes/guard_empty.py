@@ -1,8 +1,8 @@
 """Pass: guard kernels that fail on zero-element tensors.
 
 Some kernels leave their output unwritten, give it another shape, or abort the process when a
-dimension is 0: a detector finds no boxes, attention has no keys. Each rule was found by running the
-kernel in the runtime from which the kernel table was read.
+dimension is 0: a detector finds no boxes, attention has no keys. Each rule was found by running
+the kernel in the runtime from which the kernel table was read.
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ def _matrix_product(call: Call) -> _Empty:
 def _linear(call: Call) -> _Empty | None:
     """The same for a linear layer without bias; with one the kernel starts from the bias."""
     source, weight, bias = call.args
+    if bias is not None:
+        return None
     rows = [[size] for size in _all_sizes(source)[:-1]]
-    return (
-        None if bias is not None else _Empty([(source, source.rank - 1)], [*rows, [(weight, 0)]])
-    )
+    return _Empty([(source, source.rank - 1)], [*rows, [(weight, 0)]])
 
 
 def _extreme(call: Call) -> _Empty:
