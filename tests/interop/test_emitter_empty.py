@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from lowerdeck.emitter import emit
-from lowerdeck_zoo import Of, assert_close, exported
+from lowerdeck.emitter import UnsupportedError, emit
+from lowerdeck_zoo import Of, assert_close, exported, official
 from tests.interop.functions_together import run_together
 
 Function = Callable[..., Any]
@@ -41,7 +41,7 @@ REDUCTIONS: dict[str, Function] = {
     "bools": lambda a: ((a > 0).any(1), (a > 0).any(), (a > 0).all(1), (a > 0).all()),
     "norms": lambda a: (norm(a, dim=1), norm(a, 1, dim=1), norm(a, 0, dim=1)),
     "sorted": lambda a: (a.sort(1), a.argsort(1), a.cumsum(1)),
-    "softmax": lambda a: (a.softmax(1), a.log_softmax(1)),
+    "softmax": lambda a: (a.softmax(1), a.log_softmax(1), a.double().log_softmax(1)),
     "nonzero": lambda a: (a.nonzero(), a.nonzero(as_tuple=True), torch.where(a > 0)),
     "masked": lambda a: (a.masked_select(a > 0), a.masked_fill(a > 0, 1)),
     "other sums": lambda a: (a.sum(0), a.mean(0), a.prod(0), a.var(0), a.cumsum(0)),
@@ -61,7 +61,7 @@ REDUCTIONS: dict[str, Function] = {
     "made": lambda a: (torch.arange(a.shape[1]), torch.full((a.shape[1], 2), 3.0)),
 }
 IMAGES: dict[str, Function] = {
-    "max pools": lambda a: (F.max_pool2d(a, 2), F.adaptive_max_pool2d(a, 1)),
+    "max pools": lambda a: (F.max_pool2d(a, 2), F.adaptive_max_pool2d(a, 2)),
     "average pools": lambda a: (F.avg_pool2d(a, 2), F.adaptive_avg_pool2d(a, 2)),
     "adaptive pools": lambda a: F.adaptive_avg_pool2d(a, 1),
     "upsampling": lambda a: (F.interpolate(a, scale_factor=2.0), F.pixel_shuffle(a, 2)),
@@ -80,11 +80,17 @@ OTHERS: dict[str, tuple[Function, list[Shape]]] = {
     "mm": (lambda a, b: (a @ b, a.long() @ b.long()), [(3, N), (N, 4)]),
     "mm_outer": (lambda a, b: a @ b, [(N, 3), (3, 4)]),
     "bmm": (torch.bmm, [(2, 3, N), (2, N, 4)]),
-    "addmm_beta": (lambda *x: torch.addmm(*x, beta=2, alpha=0.5), [(3, 4), (3, N), (N, 4)]),
-    "linear": (lambda a, b, c: (F.linear(a, b), F.linear(a, b, c)), [(3, N), (4, N), (4,)]),
-    "sdpa": (F.scaled_dot_product_attention, [(1, 2, 3, 4), (1, 2, N, 4), (1, 2, N, 4)]),
     "bmm_b": (torch.bmm, [(N, 3, 2), (N, 2, 4)]),
+    "mv": (lambda a, b: a @ b, [(3, N), (N,)]),
+    "dot": (lambda a, b: a @ b, [(N,), (N,)]),
+    "addmm": (torch.addmm, [(4,), (3, N), (N, 4)]),
+    "addmm_beta": (lambda *x: torch.addmm(*x, beta=2, alpha=0.5), [(3, 4), (3, N), (N, 4)]),
+    "baddbmm": (torch.baddbmm, [(2, 3, 4), (2, 3, N), (2, N, 4)]),
+    "linear": (lambda a, b, c: (F.linear(a, b), F.linear(a, b, c)), [(3, N), (4, N), (4,)]),
     "linear_rows": (F.linear, [(N, 3), (4, 3), (4,)]),
+    "einsum": (lambda a, b: torch.einsum("bij,bkj->bik", a, b), [(2, 3, N), (2, 4, N)]),
+    "sdpa": (F.scaled_dot_product_attention, [(1, 2, 3, 4), (1, 2, N, 4), (1, 2, N, 4)]),
+    "tensordot": (lambda a, b: torch.tensordot(a, b, 2), [(3, 2, N), (2, N, 4)]),
     "cat": (lambda a, b: (torch.cat([a, b], 1), torch.cat([a, b.long()], 1)), [(3, N), (3, 4)]),
     "cat_both": (lambda a, b: (torch.cat([a, b], 1), torch.stack([a, b], 1)), [(3, N), (3, N)]),
     "stack": (lambda a, b: (torch.stack([a, b], -1), F.mse_loss(a, b)), [(3, N), (3, N)]),
@@ -182,10 +188,27 @@ def test_a_dimension_that_becomes_0_at_run_time(names: list[str]) -> None:
     _compare(names, (3, *SIZES), dynamic_shapes=_varying(names, 0))
 
 
+@pytest.mark.parametrize("function", [torch.max, torch.min])
+def test_what_torch_raises_for_is_refused_by_name(function: Function) -> None:
+    # torch raises as soon as there is nothing to choose from, but exports it.
+    message = rf"{function.__name__} of a tensor without elements.*\(3, 0\)"
+    with pytest.raises(UnsupportedError, match=message):
+        emit(exported(Of(function), torch.ones(3, 0)))
+
+
+def test_reductions_of_nothing_at_run_time_give_their_identity() -> None:
+    everything = Of(lambda a: (a.amax(1), a.max(), a.amin(1), a.min()))
+    sizes = (({1: Dim("size", min=0, max=MOST)},),)
+    content = emit(exported(everything, torch.ones(3, 2), dynamic_shapes=sizes)).to_bytes()
+    outcome = official.run(content, [official.Call((torch.ones(3, size),)) for size in (8, 0)])
+    assert isinstance(outcome, official.Ran), outcome
+    for found, sign in zip(outcome.outputs[1], (-1, -1, 1, 1), strict=True):
+        assert torch.equal(found, torch.full_like(found, sign * float("inf")))
+
+
 def test_a_size_that_is_never_0_costs_no_branch() -> None:
     program = exported(
-        *(Of(_functions(["cat_other"])["cat_other"]), *_args(["cat_other"], 3)),
-        dynamic_shapes=_varying(["cat_other"], 1),
+        *(Of(_functions(["mm"])["mm"]), *_args(["mm"], 3)), dynamic_shapes=_varying(["mm"], 1)
     )
     (plan,) = emit(program).program.execution_plan
     assert "executorch_prim::eq" not in [operator.name for operator in plan.operators]

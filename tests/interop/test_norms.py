@@ -54,6 +54,11 @@ def of_batch(x: Tensor) -> Tensor:
     return functional.batch_norm(x, None, None, channels(x), channels(x), training=True)
 
 
+def updating(x: Tensor) -> Tensor:
+    legit = torch.ops.aten._native_batch_norm_legit_functional
+    return legit(x, *[channels(x)] * 4, True, 0.1, 1e-5)[0]
+
+
 def channels(x: Tensor) -> Tensor:
     return torch.linspace(0.5, 2, x.shape[1], dtype=x.dtype)
 
@@ -75,6 +80,7 @@ NORMS: dict[str, Callable[[Tensor], Any]] = {
     "rms": lambda x: functional.rms_norm(x, x.shape[-1:]),
     "rms with eps": lambda x: functional.rms_norm(x, x.shape[-1:], None, 1e-5),
     "batch": lambda x: of_batch(narrow(x, 3)),
+    "batch, with running statistics": lambda x: updating(narrow(x, 3)),
     "batch of one": lambda x: of_batch(x[:1, :, :, None]) if x.shape[-1] > 1 else x,
     "variance": lambda x: x.var(-1),
     "variance of all": lambda x: narrow(x, 12).var(correction=0),
@@ -93,15 +99,15 @@ NORMS: dict[str, Callable[[Tensor], Any]] = {
 PORTABLE = {
     *("layer", "layer of two", "layer, with parameters", "layer, with its mean", "group"),
     *("group of one", "one group, channels last", "instance", "batch", "variance"),
-    *("batch of one", "variance and mean", "variance of images"),
+    *("batch, with running statistics", "batch of one", "variance and mean", "variance of images"),
 }
 """Norms that the emitter composes; of others it calls the runtime's own kernels."""
 WITH_ROOTS = {"deviation", "deviation and mean", "by hand", "by hand, over two dimensions"}
 """Norms with a square root; XNNPACK's is NaN for infinity."""
 WITH_MEAN = {"layer, with its mean"}
 """A norm whose rows of 1e20 are NaN through XNNPACK: its statistics are results as well."""
-IN_DOUBLE = {"batch"}
-"""A norm whose squares eager adds up in float64, where they do not overflow."""
+IN_DOUBLE = {"batch", "batch, with running statistics"}
+"""Norms whose squares eager adds up in float64, where they do not overflow."""
 
 
 def each(function: Callable[[Tensor], Any]) -> Of:

@@ -11,7 +11,7 @@ from emitter_running import check, results  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from lowerdeck.emitter import EmittedProgram, UnsupportedError, emit
+from lowerdeck.emitter import EmittedProgram, EmitterError, UnsupportedError, emit
 from lowerdeck.serializer import Tensor as StoredTensor
 from lowerdeck_zoo import Of, assert_close, exported, program, saved_and_loaded
 
@@ -41,6 +41,10 @@ class Keeps(nn.Module):
         return kept * 2
 
 
+def _two_views(memory: Tensor) -> Of:
+    return Of(lambda self, x: self.low * x + self.high, low=memory[:4], high=memory[2:6])
+
+
 def programs(*modules: nn.Module, saved: bool = False) -> dict[str, ExportedProgram]:
     found = dict(zip(NAMES, (exported(one, X) for one in modules), strict=False))
     return {name: saved_and_loaded(one) for name, one in found.items()} if saved else found
@@ -59,10 +63,11 @@ def compare(emitted: EmittedProgram, *modules: nn.Module) -> None:
 # Methods of one memory, which is of 12 numbers, exported together: no name is asked for.
 TOGETHER: dict[str, Callable[[Tensor], tuple[nn.Module, ...]]] = {
     "two names": lambda m: (Keeps(m[:4], "mine"), Keeps(m[:4], "yours", reads=True)),
-    "parts beside each other": lambda m: (
-        *(Keeps(m[:4], "first"), Keeps(m[4:8], "row"), Keeps(m[8:], "last")),
-        Keeps(m[4:8], "again", reads=True),
+    "views": lambda m: (
+        *(Keeps(m.view(3, 4), "all"), Keeps(m.view(3, 4)[1:].view(8)[:4], "flat", reads=True)),
+        *(Keeps(m[4:8], "row"), Keeps(m[8:], "last")),
     ),
+    "two views in one method": lambda m: (Keeps(m[1:5], "middle"), _two_views(m[:6])),
     "parameters": lambda m: (p := nn.Parameter(m[:4], False), (Keeps(p), Keeps(p)))[1],
     "two memories": lambda m: (Keeps(m[:4].clone(), "mine"), Keeps(m[:4].clone(), "yours")),
 }
@@ -74,31 +79,28 @@ def test_methods_share_the_memory_that_their_modules_share(name: str) -> None:
     compare(emit(programs(*modules)), *modules)
 
 
+def _twice(memory: Tensor) -> tuple[nn.Module, ...]:
+    return Keeps(memory, "kept", "again"), Keeps(memory, "again")
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("make", "share"),
     [
-        lambda m: (Keeps(m), Keeps(m)),
-        lambda m: (Keeps(m), Keeps(m, reads=True)),
-        lambda m: (p := nn.Parameter(m, False), (Keeps(p), Keeps(p)))[1],
+        *((lambda m: (Keeps(m), Keeps(m)), share) for share in (True, ["kept"], {"kept"})),
+        (lambda m: (Keeps(m), Keeps(m, reads=True)), ("kept",)),
+        (lambda m: (p := nn.Parameter(m, False), (Keeps(p), Keeps(p)))[1], True),
+        (lambda m: (Keeps(m, "mine"), Keeps(m, "yours")), [("mine", "yours")]),
+        *((_twice, share) for share in (["again"], [("kept", "again")], {("kept", "again")})),
     ],
 )
-def test_methods_saved_apart_share_what_has_one_name(
-    make: Callable[[Tensor], tuple[nn.Module, ...]],
+def test_methods_saved_apart_share_what_is_named(
+    make: Callable[[Tensor], tuple[nn.Module, ...]], share: Any
 ) -> None:
     modules = make(torch.arange(4.0) - 1)
-    emitted = emit(programs(*modules, saved=True), shared_state=True)
+    emitted = emit(programs(*modules, saved=True), shared_state=share)
     sizes = [plan.non_const_buffer_sizes for plan in emitted.program.execution_plan]
     assert [memories[-1] for memories in sizes] == [16, 16]
     compare(emitted, *modules)
-
-
-def _adds(self: Any, x: Tensor) -> Any:
-    self.low.add_(x)
-    self.high.sub_(x)
-    return self.high + 1
-
-
-_ZEROS = torch.zeros(4)
 
 
 @pytest.mark.parametrize(
@@ -106,20 +108,12 @@ _ZEROS = torch.zeros(4)
     [
         ((Keeps(X * 1), Keeps(X + 1)), False, "'kept' of method 'one' and 'kept' of method 'two'"),
         ((Keeps(X * 1), Keeps(X + 1)), True, "begin with other values"),
-        ((Keeps(X * 1), Keeps(X * 1, reads=True)), False, "shared_state=True"),
+        ((Keeps(X * 1), Keeps(X * 1, reads=True)), False, r"shared_state=\['kept'\]"),
         ((Keeps(X * 1), Keeps(X.repeat(4, 1))), True, r"shape \(4,\).*shape \(4, 4\)"),
         (
             (Keeps(SQUARE, "all"), Keeps(SQUARE.t(), "turned", reads=True)),
             False,
-            "'turned' of method 'two' are different views of one memory",
-        ),
-        (
-            (
-                Of(_adds, low=torch.zeros(4), high=torch.zeros(4)),
-                Of(lambda self, x: self.low + self.high * x, low=_ZEROS, high=_ZEROS[:]),
-            ),
-            True,
-            "of method 'one' cannot be one state",
+            "'turned' of method 'two' is not contiguous",
         ),
     ],
 )
@@ -128,6 +122,31 @@ def test_states_that_cannot_be_one_are_refused(
 ) -> None:
     with pytest.raises(UnsupportedError, match=message):
         emit(programs(*modules), shared_state=share)
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        (["keep"], r"\['keep'\].*\['kept'\]"),
+        ("kept", r"write \['kept'\]"),
+        (["kept"], r"\['kept'\], but only method 'forward' has that state"),
+        *((one, "expected True or a list of nam") for one in (1, None, b"kept", {"kept": 1})),
+        *((one, "expected True or a list of nam") for one in ([["kept"]], [True], [()])),
+    ],
+)
+def test_names_that_share_nothing_are_errors(share: Any, message: str) -> None:
+    with pytest.raises(EmitterError, match=message):
+        emit(exported(Keeps(X.clone()), X), shared_state=share)
+
+
+def test_two_states_of_one_method_are_not_made_one() -> None:
+    def adds(self: Any, x: Tensor) -> Any:
+        self.low.add_(x)
+        return self.high + 1
+
+    two = Of(adds, low=torch.zeros(4), high=torch.zeros(4))
+    with pytest.raises(UnsupportedError, match="'low' of method 'forward' and 'high' of method"):
+        emit(exported(two, X), shared_state=[("low", "high")])
 
 
 def test_a_buffer_that_is_not_read_needs_no_name_of_its_own() -> None:

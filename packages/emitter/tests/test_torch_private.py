@@ -32,8 +32,11 @@ def test_overloads_and_their_schemas_are_found() -> None:
     assert private.overload_packet(ATEN.add.Tensor) is ATEN.add
 
 
-def test_square_roots_of_sizes_are_known() -> None:
-    assert {function(4.0) for function in private.square_roots()} == {2.0}
+def test_functions_of_one_number_have_operators() -> None:
+    functions = private.number_functions()
+    assert functions[torch.sym_sqrt] is ATEN.sqrt.default
+    for function, target in functions.items():
+        assert torch.isclose(target(torch.tensor(0.5)), torch.tensor(float(function(0.5))))
 
 
 def test_what_is_known_needs_no_guard() -> None:

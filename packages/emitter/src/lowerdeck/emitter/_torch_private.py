@@ -23,10 +23,10 @@ __all__ = [
     "dimension_names",
     "inferring_shapes",
     "is_known",
+    "number_functions",
     "operator_schemas",
     "overload_packet",
     "reference_decompositions",
-    "square_roots",
     "untraced",
 ]
 
@@ -41,9 +41,16 @@ def overload_packet(operator: OpOverload) -> OpOverloadPacket:
     return operator._overloadpacket
 
 
-def square_roots() -> set[Any]:
-    """Return torch's functions for the square root of a symbolic number."""
-    return {torch.sym_sqrt, getattr(torch, "_sym_sqrt", torch.sym_sqrt)}
+def number_functions() -> dict[Callable[..., Any], OpOverload]:
+    """Return torch's functions of symbolic numbers, each with its tensor operator."""
+    aten = torch.ops.aten
+    kernels: dict[Callable[..., Any], OpOverload] = {torch.sym_sqrt: aten.sqrt.default}
+    names = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
+    for name in names:
+        function = getattr(torch, f"_sym_{name}", None)
+        if function is not None:
+            kernels[function] = getattr(aten, name).default
+    return kernels
 
 
 @contextmanager

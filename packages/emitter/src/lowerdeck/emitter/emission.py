@@ -26,6 +26,8 @@ from lowerdeck.emitter.errors import EmitterError, UnboundedSizeError
 from lowerdeck.emitter.frontend import (
     ConstantPool,
     DelegatePool,
+    SharedNames,
+    SharedState,
     StatePool,
     check_delegate_constants,
     container_metadata,
@@ -45,7 +47,7 @@ def emit(
     programs: ExportedProgram | Mapping[str, ExportedProgram],
     *,
     config: EmitConfig | None = None,
-    shared_state: bool = False,
+    shared_state: SharedState = (),
 ) -> EmittedProgram:
     """Return the program that the official runtime runs for ``programs``.
 
@@ -53,11 +55,14 @@ def emit(
         programs: One exported program, which becomes the method ``forward``, or several by
             method name. None of them is changed.
         config: Settings; the defaults suit the official runtime.
-        shared_state: Whether mutable buffers of equal names are one state in all methods,
-            although their memories differ, as after saving and loading methods separately.
-            Buffers in one memory are one state whatever they are called. In the official runtime
-            methods share state only in a C++ ``Module`` made with ``share_memory_arenas``: its
-            Python binding gives each method separate memory.
+        shared_state: Names of mutable buffers that are one state in all methods that have them,
+            although their memories differ, as after saving and loading methods separately. An
+            entry is a name, or a tuple of names where one state has several
+            (``[("cache", "decoder.cache")]``); True means each name by itself. Buffers in one
+            memory are one state whatever they are called, so a name that only one of them has
+            brings the others of its memory along. In the official runtime methods share state only
+            in a C++ ``Module`` made with ``share_memory_arenas``: its Python binding gives each
+            method separate memory.
 
     Raises:
         EmitterError: If the settings contradict each other or the programs.
@@ -83,7 +88,7 @@ def emit(
     by_name = bounded(by_name, settings.bounds)
     # A file has no device, and constants are folded on the CPU.
     by_name = methods_on_cpu(by_name)
-    emission = _Emission(settings, by_name, shared_state=shared_state)
+    emission = _Emission(settings, by_name, SharedNames.of(shared_state))
     for name in sorted(by_name):
         with collector_held():
             emission.prepare_method(name)
@@ -110,8 +115,7 @@ class _Emission:
         self,
         settings: EmitConfig,
         programs: Mapping[str, ExportedProgram],
-        *,
-        shared_state: bool,
+        shared_state: SharedNames,
     ) -> None:
         self._settings = settings
         self._constants = ConstantPool()
@@ -124,7 +128,7 @@ class _Emission:
             name: decompose(exported, settings) for name, exported in programs.items()
         }
         # A buffer has one offset in all methods: find all states before reading any method.
-        self._states_by_name = find_states(self._decomposed, by_name=shared_state)
+        self._views = find_states(self._decomposed, shared_state)
         check_delegate_constants(self._decomposed)
         self._handles = unused_handles(programs.values())
         self._prepared: dict[str, _PreparedMethod] = {}
@@ -138,7 +142,7 @@ class _Emission:
                 name,
                 self._decomposed[name],
                 plan_inputs=_for_method(settings.plan_inputs, name),
-                states=self._states_by_name,
+                states=self._views,
             )
         except UnboundedSizeError:
             # A bound does not help an operator that has no kernel.

@@ -85,7 +85,7 @@ def lower(
     constant_methods: Mapping[str, Any] | None = None,
     bounds: Bounds | None = None,
     config: EmitConfig | None = None,
-    shared_state: bool = False,
+    shared_state: bool | Iterable[str | tuple[str, ...]] = (),
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -154,7 +154,7 @@ def lower_exported(
     stages: Stages,
     *,
     config: EmitConfig | None = None,
-    shared_state: bool = False,
+    shared_state: bool | Iterable[str | tuple[str, ...]] = (),
     progress: Progress | None = None,
     **options: Any,
 ) -> LoweredProgram:

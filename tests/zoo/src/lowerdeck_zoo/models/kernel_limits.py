@@ -19,7 +19,7 @@ def _integers(x: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _numbers(x: torch.Tensor, n: torch.Tensor) -> tuple[Any, ...]:
-    return x.sum(), x.cumsum(0), n.sum(dtype=torch.float32)
+    return x.sum(), x.cumsum(0), x.unfold(0, 1, 1), n.sum(dtype=torch.float32)
 
 
 def _floats(x: torch.Tensor, i: torch.Tensor) -> tuple[Any, ...]:
@@ -34,6 +34,7 @@ def _floats(x: torch.Tensor, i: torch.Tensor) -> tuple[Any, ...]:
             torch.maximum(x, torch.tensor(0.5)) + x.to(torch.int64),
             torch.logit(x.sigmoid().half()),
         ),
+        *(x[:, :0] @ torch.ones(0, 3), torch.bmm(x[None, :, :0], torch.ones(1, 0, 3))),
         x.sum() * x.half().sum().item(),
     )
 

@@ -24,6 +24,12 @@ def dynamic(x: torch.Tensor, dtype: torch.dtype = I8) -> Any:
     return steps, scale, zero, Q.dequantize_per_tensor.tensor(steps, scale, zero, low, high, dtype)
 
 
+def symmetric(x: torch.Tensor, dtype: torch.dtype = I8) -> Any:
+    scale, zero = Q.choose_qparams_symmetric.tensor(x, -127, 127, EPS, dtype)
+    steps = Q.quantize_per_tensor.tensor(x, scale, zero, -127, 127, I8)
+    return steps, scale, zero, Q.dequantize_per_tensor.tensor(steps, scale, zero, -127, 127, I8)
+
+
 def static(x: torch.Tensor) -> Any:
     steps = Q.quantize_per_tensor.default(x, 0.031, 3, -128, 127, I8)
     wide = Q.dequantize_per_tensor.default(steps, 0.031, 3, -128, 127, I8)
@@ -36,6 +42,12 @@ def by_tensors(x: torch.Tensor) -> Any:
     low, high = torch.tensor(-128), torch.tensor(127)
     steps = Q.quantize_per_tensor.tensor2(x, scale, zero, low, high, I8)
     return steps, Q.dequantize_per_tensor.tensor2(steps, scale, zero, low, high, I8)
+
+
+def per_token(x: torch.Tensor) -> Any:
+    scale, zero = Q.choose_qparams_per_token(x, I8)
+    steps = Q.quantize_per_token(x, scale, zero, -128, 127, I8)
+    return steps, scale, Q.dequantize_per_token(steps, scale, zero, -128, 127, I8, F32)
 
 
 def per_token_asymmetric(x: torch.Tensor) -> Any:
@@ -53,7 +65,9 @@ def weights() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def groups(x: torch.Tensor) -> Any:
     rows, scales, zeros = weights()
-    return x @ Q.dequantize_per_channel_group(rows, scales, zeros, -8, 7, I8, 4, F32).t()
+    steps = Q.quantize_per_channel_group(x, scales[:4], zeros[:4], -8, 7, I8, 4)
+    weight = Q.dequantize_per_channel_group(rows, scales, zeros, -8, 7, I8, 4, F32)
+    return steps, x @ weight.t()
 
 
 def channels(x: torch.Tensor) -> Any:
@@ -73,8 +87,11 @@ def linear(x: torch.Tensor) -> Any:
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "dynamic": dynamic,
     "dynamic, bytes": lambda x: dynamic(x, U8),
+    "symmetric": symmetric,
+    "symmetric, bytes": lambda x: Q.choose_qparams_symmetric.tensor(x, 0, 255, EPS, U8),
     "static": static,
     "by tensors": by_tensors,
+    "per token": per_token,
     "per token, asymmetric": per_token_asymmetric,
     "groups": groups,
     "channels": channels,

@@ -13,16 +13,21 @@ from lowerdeck_zoo.program import Of, Program, together
 
 def _powers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     n, m = x.shape
-    return x * n**2, torch.ones(n**3), x * n**0.5, x * m**-1.5
+    return x * n**2, torch.ones(n**3), x * n**0.5, x * m**-1.5, x * 2**n, x * 0.5**m
 
 
 def _rounding(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    n = x.shape[0]
-    return x * math.floor(n / 2.5), x * round(n / 3)
+    n, m = x.shape
+    return x * math.floor(n / 2.5), x * round(n / 3), x * abs(n - m), x * (n << 2) + (m >> 1)
 
 
-def _truths(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.sym_ite(x.shape[0] != 3, 2, 5)
+def _truths(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    n, m = x.shape
+    return (
+        x * torch.sym_ite(n != 3, 2, 5),
+        x * torch.sym_ite((n > 3) & (m > 2), 2, 5),
+        x * torch.sym_ite((n > 3) | (m > 2), 2, 5),
+    )
 
 
 def _padding(x: torch.Tensor) -> torch.Tensor:

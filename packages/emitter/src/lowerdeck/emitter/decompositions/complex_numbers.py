@@ -8,6 +8,7 @@ converting one to the other is free for static shapes.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -68,14 +69,17 @@ def _adds(left: Any, right: Any) -> bool:
 
 def product(self: torch.Tensor, other: Any) -> Any:
     """Return a product with at least one complex factor."""
-    if _runs(self, other):
-        return NotImplemented
-    (a, b), (c, d) = _parts(self), _parts(other)
-    if not _is_complex(self):
-        return _joined(a * c, a * d)
-    if not _is_complex(other):
-        return _joined(a * c, b * c)
-    return _joined(a * c - b * d, a * d + b * c)
+    return NotImplemented if _runs(self, other) else _multiplied(operator.mul, self, other)
+
+
+def _multiplied(multiply: Callable[[Any, Any], Any], left: Any, right: Any) -> torch.Tensor:
+    """Return a product computed by products of the real and imaginary parts."""
+    (a, b), (c, d) = _parts(left), _parts(right)
+    if not _is_complex(left):
+        return _joined(multiply(a, c), multiply(a, d))
+    if not _is_complex(right):
+        return _joined(multiply(a, c), multiply(b, c))
+    return _joined(multiply(a, c) - multiply(b, d), multiply(a, d) + multiply(b, c))
 
 
 def quotient(self: torch.Tensor, other: Any) -> Any:
@@ -91,6 +95,17 @@ def quotient(self: torch.Tensor, other: Any) -> Any:
         return _joined(a / c, b / c)
     size = c * c + d * d
     return _joined((a * c + b * d) / size, (b * c - a * d) / size)
+
+
+def reciprocal(self: torch.Tensor) -> Any:
+    """Return the reciprocal of complex numbers.
+
+    Args:
+        self: What it is divided by.
+    """
+    real, imaginary = _parts(self)
+    size = real * real + imaginary * imaginary
+    return _joined(real / size, -imaginary / size)
 
 
 def total(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
@@ -160,6 +175,39 @@ def cast(self: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any
     return _joined(real, imaginary.to(_REAL[target]))
 
 
+def matrix_product(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
+    """Return a matrix product with a complex operand."""
+    return _multiplied(operator.matmul, self, mat2)
+
+
+def dense(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> Any:
+    """Return ``linear`` with complex operands.
+
+    Args:
+        weight: The weight, shape (outputs, inputs).
+    """
+    product = torch.matmul(input, weight.t())
+    return product if bias is None else product + bias
+
+
+def product_and_sum(
+    self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Any:
+    """Return ``addmm`` with complex operands."""
+    multiplied = mat1 @ mat2 if alpha == 1 else (mat1 @ mat2) * alpha
+    return multiplied + (self if beta == 1 else self * beta)
+
+
+def angle(self: torch.Tensor) -> Any:
+    """Return the angles of complex numbers."""
+    real, imaginary = _parts(self)
+    return torch.atan2(imaginary, real)
+
+
 def _on_pairs(change: Callable[..., torch.Tensor], *, fixed: bool = True) -> Callable[..., Any]:
     """Return a rule that applies ``change`` to tensors of pairs.
 
@@ -186,6 +234,11 @@ def chosen(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> 
     return _joined(torch.where(condition, a, c), torch.where(condition, b, d))
 
 
+def stacked(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
+    """Return ``stack`` of complex tensors."""
+    return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
+
+
 def concatenated(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     """Return ``cat`` of complex tensors with a dynamic shape.
 
@@ -203,7 +256,30 @@ def absolute(self: torch.Tensor) -> Any:
     if not _varies(self):
         return NotImplemented
     real, imaginary = _parts(self)
-    return torch.sqrt(real * real + imaginary * imaginary)
+    return torch.hypot(real, imaginary)
+
+
+def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Sequence[torch.Tensor]:
+    """Return ``split_with_sizes`` of complex tensors.
+
+    Args:
+        split_sizes: The size of each slice.
+        dim: The dimension that is sliced.
+    """
+    starts = [sum(split_sizes[:index]) for index in range(len(split_sizes))]
+    return [
+        torch.narrow(self, dim, start, size)
+        for start, size in zip(starts, split_sizes, strict=True)
+    ]
+
+
+def unbind(self: torch.Tensor, dim: int = 0) -> Sequence[torch.Tensor]:
+    """Return ``unbind`` of complex tensors.
+
+    Args:
+        dim: The dimension that is split.
+    """
+    return [torch.select(self, dim, index) for index in range(self.size(dim))]
 
 
 def transform(self: torch.Tensor, dim: Sequence[int], normalization: int, forward: bool) -> Any:
@@ -281,16 +357,27 @@ _OF_COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.mul.Scalar: product,
     _ATEN.div.Tensor: quotient,
     _ATEN.div.Scalar: quotient,
+    _ATEN.reciprocal.default: reciprocal,
     _ATEN.add.Tensor: total,
     _ATEN.sub.Tensor: difference,
     _ATEN.exp.default: exponential,
     _ATEN.where.self: chosen,
+    _ATEN.stack.default: stacked,
     _ATEN.cat.default: concatenated,
     _ATEN.abs.default: absolute,
     _ATEN.sum.dim_IntList: _on_pairs(torch.sum, fixed=False),
+    _ATEN.mm.default: matrix_product,
+    _ATEN.linear.default: dense,
+    _ATEN.addmm.default: product_and_sum,
+    _ATEN.angle.default: angle,
+    _ATEN.mean.default: _on_pairs(torch.mean),
+    _ATEN.mean.dim: _on_pairs(torch.mean),
     _ATEN.neg.default: _on_pairs(torch.neg),
+    _ATEN.flip.default: _on_pairs(torch.flip),
     _ATEN.roll.default: _on_pairs(torch.roll),
     _ATEN.constant_pad_nd.default: _on_pairs(torch.constant_pad_nd),
+    _ATEN.split_with_sizes.default: split,
+    _ATEN.unbind.int: unbind,
     _ATEN._fft_c2c.default: transform,
     **{movement: _on_pairs(movement, fixed=False) for movement in _MOVEMENTS},
 }

@@ -10,6 +10,29 @@ from typing import Any
 
 import torch
 
+_SMALLEST_TOKEN_SCALE = 1e-5
+
+
+def check_range(quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
+    """Check that a dtype holds the limits, as eager does; a cast would wrap around.
+
+    Args:
+        dtype: The integer dtype.
+
+    Raises:
+        ValueError: A limit is out of the dtype's range.
+    """
+    if not (isinstance(quant_min, int) and isinstance(quant_max, int)):
+        return  # tensors that the program computes
+    if dtype.is_floating_point:
+        return
+    limits = torch.iinfo(dtype)
+    if quant_min < limits.min or quant_max > limits.max:
+        raise ValueError(
+            f"found integers of {quant_min} to {quant_max}, expected {limits.min} to "
+            f"{limits.max} at most, which {dtype} holds"
+        )
+
 
 def _choose(
     input: torch.Tensor,  # noqa: A002 - the name in the schema
@@ -26,6 +49,20 @@ def _choose(
     )
 
 
+def _choose_symmetric(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    quant_min: int,
+    quant_max: int,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    low, high = _range(input)
+    scale = torch.maximum(-low, high) / (float(quant_max - quant_min) / 2)
+    zero_point = 128 if dtype == torch.uint8 else 0
+    scale = _one(torch.clamp(scale, min=eps), torch.float64)
+    return scale, torch.full((1,), zero_point, dtype=torch.int64, device=input.device)
+
+
 def _range(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the minimum and the maximum, extended to include zero."""
     wide = values.to(torch.float32)
@@ -34,6 +71,17 @@ def _range(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _one(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value.reshape((1,)).to(dtype)
+
+
+def _choose_per_token(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    _dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    largest = input.abs().amax(dim=-1, keepdim=True)
+    if largest.dtype == torch.float16:
+        largest = largest.to(torch.float32)
+    scales = torch.clamp(largest, min=_SMALLEST_TOKEN_SCALE) / 127
+    return scales, torch.zeros_like(scales)
 
 
 def _choose_per_token_asymmetric(
@@ -60,6 +108,7 @@ def _quantize_per_token(
     quant_max: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
+    check_range(quant_min, quant_max, dtype)
     steps = torch.round(input * (1.0 / scales) + zero_points)
     return torch.clamp(steps, quant_min, quant_max).to(dtype)
 
@@ -74,6 +123,21 @@ def _dequantize_per_token(
     output_dtype: torch.dtype,
 ) -> torch.Tensor:
     return ((input - zero_points) * scales).to(output_dtype)
+
+
+def _quantize_groups(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    scales: torch.Tensor,
+    zero_points: torch.Tensor,
+    quant_min: int,
+    quant_max: int,
+    dtype: torch.dtype,
+    group_size: int,
+) -> torch.Tensor:
+    check_range(quant_min, quant_max, dtype)
+    groups = _groups(input, scales, group_size)
+    steps = torch.round(groups * (1.0 / scales.reshape(-1, 1)) + zero_points.reshape(-1, 1))
+    return torch.clamp(steps, quant_min, quant_max).to(dtype).reshape(input.shape)
 
 
 def _dequantize_groups(
@@ -100,10 +164,13 @@ def _groups(values: torch.Tensor, scales: torch.Tensor, group_size: int) -> torc
 
 DYNAMIC_QUANTIZATION: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("choose_qparams", "tensor", _choose),
+    ("choose_qparams_symmetric", "tensor", _choose_symmetric),
+    ("choose_qparams_per_token", "default", _choose_per_token),
     ("choose_qparams_per_token_asymmetric", "default", _choose_per_token_asymmetric),
     ("_choose_qparams_per_token_asymmetric_impl", "default", _choose_per_token_asymmetric),
     ("quantize_per_token", "default", _quantize_per_token),
     ("dequantize_per_token", "default", _dequantize_per_token),
+    ("quantize_per_channel_group", "default", _quantize_groups),
     ("dequantize_per_channel_group", "default", _dequantize_groups),
 )
 """Name, overload and rule of each operator."""

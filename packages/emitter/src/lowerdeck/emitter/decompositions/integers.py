@@ -1,9 +1,10 @@
-"""Integer operators whose kernels are missing, or compute in float64.
+"""Exact integer arithmetic for operators whose kernels compute in float64.
 
-In the runtime 1.4.1 products, sums of two tensors, floor division and sums over several dimensions
-are computed in integers. The sum over one dimension is not: above 2^53 float64 does not represent
-every integer, and results out of range become the smallest integer, where torch wraps around.
-That sum also accumulates float64 in float32.
+Above 2^53 float64 does not represent every integer, and results out of range become the smallest
+integer, where torch wraps around. In the runtime 1.4.1 products, sums of two tensors, floor
+division and sums over several dimensions are computed in integers. Powers, ``fmod``, truncating
+division, rounding and the sum over one dimension are not; that sum also accumulates float64 in
+float32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,72 @@ import torch
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
+# Half of the integers that float64 represents exactly, so that start plus length is exact too.
+_EXACT = 2**52
+_ROUNDED = (_ATEN.floor.default, _ATEN.ceil.default, _ATEN.trunc.default)
+
+
+def power(self: torch.Tensor, exponent: float) -> Any:
+    """Return ``pow`` of integers with a constant exponent, by repeated squaring.
+
+    Args:
+        exponent: The exponent; torch rejects negative ones.
+    """
+    if not _is_integer(self) or type(exponent) is not int or exponent < 0:
+        return NotImplemented
+    base = self.to(torch.result_type(self, exponent))
+    result, left = None, exponent
+    while left:
+        if left & 1:
+            result = base if result is None else result * base
+        left >>= 1
+        if left:
+            base = base * base
+    if result is None:
+        return torch.ones_like(base)
+    return result.clone() if exponent == 1 else result
+
+
+def truncated_remainder(self: torch.Tensor, other: Any) -> Any:
+    """Return ``fmod`` of integers.
+
+    Args:
+        other: The divisor, a tensor or a number.
+    """
+    dtype = _wide_type(self, other)
+    if dtype is None:
+        number = _in_range(self, other)
+        return NotImplemented if number is other else torch.fmod(self, number)
+    _, remainder, goes_on = _floored(self, other, dtype)
+    return torch.where(goes_on, remainder - other, remainder)
+
+
+def divided(self: torch.Tensor, other: Any, *, rounding_mode: str | None) -> Any:
+    """Return the truncated quotient of integers.
+
+    Args:
+        other: The divisor, a tensor or a number.
+        rounding_mode: Only ``"trunc"`` is decomposed: the kernel computes the others in integers.
+    """
+    number = _in_range(self, other) if rounding_mode is not None else other
+    if number is not other:
+        return torch.div(self, number, rounding_mode=rounding_mode)
+    dtype = _wide_type(self, other) if rounding_mode == "trunc" else None
+    if dtype is None:
+        return NotImplemented
+    quotient, _, goes_on = _floored(self, other, dtype)
+    return quotient + goes_on.to(dtype)
+
+
+def floor_divided(self: torch.Tensor, other: Any) -> Any:
+    """Return the floored quotient by a number, wrapped to the dtype of the tensor."""
+    number = _in_range(self, other)
+    return NotImplemented if number is other else torch.floor_divide(self, number)
+
+
+def rounded(self: torch.Tensor) -> Any:
+    """Return ``floor``, ``ceil`` or ``trunc`` of integers: a copy."""
+    return self.clone() if _is_integer(self) else NotImplemented
 
 
 def total(
@@ -26,8 +93,6 @@ def total(
     dtype: torch.dtype | None = None,
 ) -> Any:
     """Return a sum over one dimension as a sum over two, which the kernel computes in its dtype.
-
-    Byte-level language models (BLT) sum hashes that wrap around.
 
     Args:
         keepdim: Whether reduced dimensions stay, with size 1.
@@ -43,6 +108,54 @@ def total(
     return result.squeeze(-1) if keepdim else result
 
 
+def numbers_from(
+    start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **_options: Any
+) -> Any:
+    """Return ``arange`` from a large start as ``arange`` from zero plus the start.
+
+    Args:
+        end: The end, exclusive.
+        step: The distance of two neighbours.
+    """
+    if type(start) is not int or abs(start) <= _EXACT or dtype not in (None, torch.int64):
+        return NotImplemented
+    if isinstance(end, float) or isinstance(step, float):
+        return NotImplemented
+    return torch.arange(0, end - start, step, dtype=dtype) + start
+
+
+def evenly_spaced(
+    start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
+    """Return ``linspace`` of integers with truncated ends, as in eager.
+
+    Args:
+        start: The first element, a number or a tensor of one.
+        **options: Other arguments of ``linspace``.
+    """
+    if dtype is None or dtype.is_floating_point or dtype.is_complex:
+        return NotImplemented
+    first, last = _cut(start, dtype), _cut(end, dtype)
+    if first is start and last is end:
+        return NotImplemented
+    return torch.linspace(first, last, steps, dtype=dtype, **options)
+
+
+def _cut(number: Any, dtype: torch.dtype) -> Any:
+    if isinstance(number, torch.Tensor):
+        return number.to(dtype) if number.is_floating_point() else number
+    return int(number) if isinstance(number, float) else number
+
+
+def remainder_of_number(self: float, other: torch.Tensor) -> torch.Tensor:
+    """Return ``remainder`` of a number and a tensor.
+
+    Args:
+        other: What it is divided by.
+    """
+    return torch.remainder(torch.full((), self, dtype=torch.result_type(self, other)), other)
+
+
 def product(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     """Return ``_int_mm``: the product of 8-bit matrices, accumulated in 32 bits.
 
@@ -50,6 +163,40 @@ def product(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
         self: The rows, signed or not.
     """
     return torch.mm(self.to(torch.int32), mat2.to(torch.int32))
+
+
+def _floored(
+    self: torch.Tensor, other: Any, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return floored quotient and remainder, and where truncation adds one to the quotient."""
+    wide = self.to(dtype)
+    quotient = torch.div(wide, other, rounding_mode="floor")
+    remainder = wide - quotient * other
+    # The remainder is zero or has the sign of ``other``.
+    return quotient, remainder, (remainder != 0) & ((remainder < 0) != (wide < 0))
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return (
+        not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
+    )
+
+
+def _wide_type(self: torch.Tensor, other: Any) -> torch.dtype | None:
+    """Return int64 if the result is computed in it; float64 is exact for narrower integers."""
+    if isinstance(other, float | complex):
+        return None
+    return torch.int64 if torch.result_type(self, other) == torch.int64 else None
+
+
+def _in_range(self: torch.Tensor, other: Any) -> Any:
+    """Return a number wrapped around to the dtype of an integer tensor, as torch converts it."""
+    if type(other) is not int or not _is_integer(self):
+        return other
+    limits = torch.iinfo(self.dtype)
+    if limits.min <= other <= limits.max:
+        return other
+    return (other - limits.min) % (1 << limits.bits) + limits.min
 
 
 def _is_narrowed(source: torch.dtype, result: torch.dtype) -> bool:
@@ -64,6 +211,23 @@ def _is_narrowed(source: torch.dtype, result: torch.dtype) -> bool:
 
 
 INTEGERS: dict[OpOverload, Callable[..., Any]] = {
+    _ATEN.pow.Tensor_Scalar: power,
+    _ATEN.fmod.Tensor: truncated_remainder,
+    _ATEN.fmod.Scalar: truncated_remainder,
+    _ATEN.div.Tensor_mode: divided,
+    _ATEN.div.Scalar_mode: divided,
+    _ATEN.floor_divide.default: floor_divided,
+    _ATEN.arange.start: numbers_from,
+    **dict.fromkeys(
+        [
+            *(_ATEN.linspace.default, _ATEN.linspace.Tensor_Tensor),
+            *(_ATEN.linspace.Tensor_Scalar, _ATEN.linspace.Scalar_Tensor),
+        ],
+        evenly_spaced,
+    ),
+    _ATEN.arange.start_step: numbers_from,
     _ATEN.sum.dim_IntList: total,
+    _ATEN.remainder.Scalar_Tensor: remainder_of_number,
     _ATEN._int_mm.default: product,
+    **dict.fromkeys(_ROUNDED, rounded),
 }

@@ -103,18 +103,39 @@ def max_pool(
     return rows.reshape(shape), (outer * (height * width) + inner).reshape(shape)
 
 
-def adaptive_max_pool(self: torch.Tensor, output_size: Sequence[int]) -> Any:
-    """Return ``adaptive_max_pool2d`` or ``adaptive_max_pool3d`` to one element, as in CBAM.
+def adaptive_max_pool(
+    self: torch.Tensor, output_size: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``adaptive_max_pool2d`` or ``adaptive_max_pool3d``.
 
     Args:
         self: The images or volumes; the last ``len(output_size)`` dimensions are pooled.
         output_size: Number of windows along each dimension.
     """
-    if set(output_size) != {1}:
-        return NotImplemented
-    values, indices = self.flatten(-len(output_size)).max(-1, keepdim=True)
-    shape = (*self.shape[: -len(output_size)], *output_size)
-    return values.reshape(shape), indices.reshape(shape)
+    values, indices = self, None
+    for dim, count in zip(range(-1, -len(output_size) - 1, -1), output_size[::-1], strict=True):
+        values, along = _largest(values, dim, count)
+        if indices is None:
+            indices, inner = along, self.size(dim)
+        else:
+            indices = torch.gather(indices, dim, along) + along * inner
+            inner = inner * self.size(dim)
+    assert indices is not None
+    return values, indices
+
+
+def _largest(values: torch.Tensor, dim: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the maxima of ``count`` windows along ``dim``, and their indices in it."""
+    size = values.size(dim)
+    if count == 1:
+        return torch.max(values, dim, True)
+    maxima = []
+    for index in range(count):
+        start, stop = index * size // count, -(-(index + 1) * size // count)
+        part, inside = torch.max(torch.narrow(values, dim, start, stop - start), dim, True)
+        maxima.append((part, inside + start))
+    parts, indices = zip(*maxima, strict=True)
+    return torch.cat(parts, dim), torch.cat(indices, dim)
 
 
 def _images(volume: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter.decompositions.dynamic_quantization import DYNAMIC_QUANTIZATION
+from lowerdeck.emitter.decompositions.dynamic_quantization import DYNAMIC_QUANTIZATION, check_range
 from lowerdeck.torch_base import OpOverload
 
 
@@ -41,6 +41,7 @@ def _quantize(
     quant_max: Any,
     dtype: torch.dtype,
 ) -> torch.Tensor:
+    check_range(quant_min, quant_max, dtype)
     # torch reads the scales as Python numbers, and so computes in float32 whatever their dtype.
     factor = _number(1.0 / scale, torch.float32)
     steps = torch.round(input.to(torch.float32) * factor) + _number(zero_point, torch.float32)
@@ -78,6 +79,7 @@ def _quantize_channels(
     quant_max: int,
     dtype: torch.dtype,
 ) -> torch.Tensor:
+    check_range(quant_min, quant_max, dtype)
     factor = torch.reciprocal(_along(scales, axis, input.dim())).to(input.dtype)
     steps = torch.round(input * factor) + _along(zero_points, axis, input.dim())
     return torch.clamp(steps, quant_min, quant_max).to(dtype)

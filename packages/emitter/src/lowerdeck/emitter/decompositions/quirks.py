@@ -7,30 +7,62 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import wraps
 from math import prod
 from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import is_known
+from lowerdeck.emitter._torch_private import is_known, reference_decompositions
 from lowerdeck.torch_base import OpOverload, size_range, varies
 
 _ATEN = torch.ops.aten
 
 
-def remainder(self: torch.Tensor, other: Any) -> Any:
-    """Return ``remainder`` of integers, which the kernel truncates."""
-    if self.is_floating_point() or isinstance(other, float):
-        return NotImplemented
-    if isinstance(other, torch.Tensor) and other.is_floating_point():
+def remainder(self: torch.Tensor, other: torch.Tensor) -> Any:
+    """Return ``remainder`` of integers, which the kernel truncates, and of float64.
+
+    The kernel computes float64 in float32.
+    """
+    if torch.float64 in (self.dtype, other.dtype):
+        return _float64_remainder(self, other)
+    if self.is_floating_point() or other.is_floating_point():
         return NotImplemented
     return self - torch.div(self, other, rounding_mode="floor") * other
+
+
+def remainder_scalar(self: torch.Tensor, other: float) -> Any:
+    """Return ``remainder`` by a number, for the same faults."""
+    if self.dtype == torch.float64:
+        return _float64_remainder(self, other)
+    if self.is_floating_point() or isinstance(other, float):
+        return NotImplemented
+    return self - torch.div(self, other, rounding_mode="floor") * other
+
+
+def _float64_remainder(self: torch.Tensor, other: Any) -> torch.Tensor:
+    rest = torch.fmod(self, other)
+    return torch.where((rest != 0) & ((rest < 0) != (other < 0)), rest + other, rest)
+
+
+def _unless_float64(target: OpOverload) -> Callable[..., Any]:
+    """Return torch's decomposition for float64 only: the kernel computes it in float32."""
+    rule = reference_decompositions([target])[target]
+
+    @wraps(rule)
+    def decomposed(self: torch.Tensor, *args: Any, **options: Any) -> Any:
+        return NotImplemented if self.dtype != torch.float64 else rule(self, *args, **options)
+
+    return decomposed
 
 
 def log_softmax(self: torch.Tensor, dim: int, _half_to_float: bool) -> Any:
     """Return ``log_softmax`` of float64, which the kernel rejects."""
     if self.dtype != torch.float64:
         return NotImplemented
+    if any(isinstance(size, int) and size == 0 for size in self.shape):
+        # torch has no maximum of an empty tensor.
+        return self.clone()
     shifted = self - torch.amax(self, dim, keepdim=True)
     return shifted - torch.log(torch.sum(torch.exp(shifted), dim, keepdim=True))
 
@@ -137,11 +169,25 @@ def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     return [torch.select(self, dim, index) for index in range(self.size(dim))]
 
 
+def unbind_copy(self: torch.Tensor, dim: int = 0) -> Any:
+    """Return ``unbind_copy`` of a dynamic shape as selects, for the same fault."""
+    if _has_one_shape(self):
+        return NotImplemented
+    return [_ATEN.select_copy.int(self, dim, index) for index in range(self.size(dim))]
+
+
 def split(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
     """Return ``split`` of a dynamic shape as ``split_with_sizes``, for the same fault."""
     if _has_one_shape(self) and isinstance(split_size, int):
         return NotImplemented
     return _ATEN.split_with_sizes.default(self, _part_sizes(self, split_size, dim), dim)
+
+
+def split_copy(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
+    """Return ``split_copy`` of a dynamic shape by sizes, for the same fault."""
+    if _has_one_shape(self) and isinstance(split_size, int):
+        return NotImplemented
+    return split_with_sizes_copy(self, _part_sizes(self, split_size, dim), dim)
 
 
 def split_with_sizes_copy(self: torch.Tensor, split_sizes: Sequence[Any], dim: int = 0) -> Any:
@@ -169,6 +215,35 @@ def logit(self: torch.Tensor, eps: float | None = None) -> Any:
     if self.dtype not in (torch.float16, torch.bfloat16):
         return NotImplemented
     return torch.logit(self.to(torch.float32), eps).to(self.dtype)
+
+
+_wide_bilinear = _unless_float64(_ATEN.upsample_bilinear2d.vec)
+
+
+def bilinear(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    output_size: Sequence[int] | None,
+    align_corners: bool,
+    scale_factors: Sequence[float] | None,
+) -> Any:
+    """Return a bilinear resize of uint8 images, computed in float32: the kernel truncates.
+
+    Like torch, resize and round the width first, then the height.
+    """
+    if input.dtype != torch.uint8:
+        return _wide_bilinear(input, output_size, align_corners, scale_factors)
+    image = input.to(torch.float32)
+    for axis in (1, 0):
+        size, scale = None, None
+        if output_size is not None:
+            size = [image.size(2), image.size(3)]
+            size[axis] = output_size[axis]
+        elif scale_factors is not None:
+            scale = [1.0, 1.0]
+            scale[axis] = scale_factors[axis]
+        image = _ATEN.upsample_bilinear2d.vec(image, size, align_corners, scale)
+        image = torch.floor(image + 0.5)
+    return image.to(torch.uint8)
 
 
 def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.Tensor:
@@ -207,17 +282,29 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.prims.copy_strided.default: copy_strided,
     _ATEN.as_strided.default: as_strided,
     _ATEN.remainder.Tensor: remainder,
-    _ATEN.remainder.Scalar: remainder,
+    _ATEN.remainder.Scalar: remainder_scalar,
     _ATEN._log_softmax.default: log_softmax,
     _ATEN.constant_pad_nd.default: constant_pad,
     _ATEN.roll.default: roll,
     _ATEN.var_mean.correction: var_mean,
     _ATEN.narrow_copy.default: narrow_copy,
     _ATEN.unbind.int: unbind,
+    _ATEN.unbind_copy.int: unbind_copy,
     _ATEN.split.Tensor: split,
+    _ATEN.split_copy.Tensor: split_copy,
     _ATEN.split_with_sizes_copy.default: split_with_sizes_copy,
     _ATEN.logit.default: logit,
+    _ATEN.upsample_bilinear2d.vec: bilinear,
     _ATEN.empty_permuted.default: empty,
+    **{
+        target: _unless_float64(target)
+        for target in (
+            _ATEN.native_layer_norm.default,
+            _ATEN.native_group_norm.default,
+            _ATEN._native_batch_norm_legit.no_stats,
+            _ATEN._adaptive_avg_pool2d.default,
+        )
+    },
     _ATEN.empty_strided.default: empty,
     _ATEN.__lshift__.Tensor: left_shift,
     _ATEN.__lshift__.Scalar: left_shift,

@@ -38,6 +38,11 @@ def normal(mean: torch.Tensor, std: Any = 1.0, **_: Any) -> Any:
     return torch.randn(shape, dtype=mean.dtype, device=mean.device) * std + mean
 
 
+def normal_of_spread(mean: float, std: torch.Tensor, **_: Any) -> Any:
+    """Return ``normal`` with a tensor of standard deviations."""
+    return randn_like(std) * std + mean
+
+
 def normal_of_size(
     mean: float, std: float, size: Sequence[Any], *, dtype: torch.dtype | None = None, **_: Any
 ) -> Any:
@@ -66,6 +71,25 @@ def exponential(self: torch.Tensor, lambd: float = 1.0, **_: Any) -> Any:
     return -torch.log(rest) / lambd
 
 
+def randint(high: Any, size: Sequence[Any], **options: Any) -> Any:
+    """Return ``randint`` from 0 to ``high``, exclusive."""
+    return randint_between(0, high, size, **options)
+
+
+def randint_between(
+    low: Any, high: Any, size: Sequence[Any], *, dtype: torch.dtype | None = None, **_: Any
+) -> Any:
+    """Return ``randint`` from ``low`` to ``high``, exclusive."""
+    if not isinstance(low, int) or not isinstance(high, int) or high - low > _EXACT:
+        return NotImplemented
+    # The kernel draws doubles; rounded to float32 one may be 1.
+    drawn = torch.clamp(torch.floor(torch.rand(size) * (high - low)), max=high - low - 1)
+    return drawn.to(dtype or torch.int64) + low
+
+
+# Number of distinct uniform float32 values.
+_EXACT = 2**24
+
 RANDOM_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.rand_like.default: rand_like,
     _ATEN.randn_like.default: randn_like,
@@ -73,8 +97,11 @@ RANDOM_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.normal_functional.default: normal_in_shape,
     _ATEN.normal.Tensor_float: normal,
     _ATEN.normal.Tensor_Tensor: normal,
+    _ATEN.normal.float_Tensor: normal_of_spread,
     _ATEN.normal.float_float: normal_of_size,
     _ATEN.bernoulli.p: bernoulli,
     _ATEN.native_dropout.default: dropout,
     _ATEN.exponential.default: exponential,
+    _ATEN.randint.default: randint,
+    _ATEN.randint.low: randint_between,
 }

@@ -1,4 +1,4 @@
-"""Cumulative products, maxima and minima: the only kernel is ``cumsum``.
+"""Cumulative products, log-sum-exponentials, maxima and minima: the only kernel is ``cumsum``.
 
 Each is computed by doubling: after step k every element holds the result over the 2 ** k elements
 up to it, so that n elements take log2(n) steps of whole tensors.
@@ -27,6 +27,16 @@ def running_product(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None =
     values = self.to(wide if dtype is None else dtype)
     products = _doubled([values], dim, lambda before, now: [before[0] * now[0]])
     return products if products is NotImplemented else products[0]
+
+
+def running_log_sum(self: torch.Tensor, dim: int) -> Any:
+    """Return ``logcumsumexp``.
+
+    Args:
+        dim: The dimension that is gone along.
+    """
+    sums = _doubled([self], dim, lambda before, now: [torch.logaddexp(before[0], now[0])])
+    return sums if sums is NotImplemented else sums[0]
 
 
 def running_maximum(self: torch.Tensor, dim: int) -> Any:
@@ -88,6 +98,7 @@ def _doubled(values: list[torch.Tensor], dim: int, join: Joined) -> Any:
 
 RUNNING: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.cumprod.default: running_product,
+    _ATEN.logcumsumexp.default: running_log_sum,
     _ATEN.cummax.default: running_maximum,
     _ATEN.cummin.default: running_minimum,
 }

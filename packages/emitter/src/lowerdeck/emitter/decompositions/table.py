@@ -15,10 +15,12 @@ from lowerdeck.emitter._torch_private import inferring_shapes, reference_decompo
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
+from lowerdeck.emitter.decompositions.batch_norms import BATCH_NORMS
 from lowerdeck.emitter.decompositions.complex_numbers import COMPLEX_NUMBERS
+from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules
 from lowerdeck.emitter.decompositions.grids import GRIDS
-from lowerdeck.emitter.decompositions.histograms import HISTOGRAMS
+from lowerdeck.emitter.decompositions.indexing import INDEXING
 from lowerdeck.emitter.decompositions.integers import INTEGERS
 from lowerdeck.emitter.decompositions.layouts import keeping_layouts
 from lowerdeck.emitter.decompositions.ordering import ORDERING
@@ -93,11 +95,13 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
     **ORDERING,
     **RUNNING,
     **SCATTER_REDUCTIONS,
-    **HISTOGRAMS,
+    **INDEXING,
     **GRIDS,
+    **ELEMENTWISE,
     **INTEGERS,
     **RANDOM_NUMBERS,
     **ANTIALIASING,
+    **BATCH_NORMS,
 }
 
 
@@ -132,6 +136,9 @@ def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> De
         if find_kernel(target, settings.table)[0] is None
     }
     special = {**_RULES, **quantized, **expert_rules()}
+    for target, rule in {**INTEGERS, **BATCH_NORMS}.items():
+        if target in rules:
+            special[target] = _first_of(rule, rules[target])
     if complex_numbers:
         for target, rule in COMPLEX_NUMBERS.items():
             other = special.get(target, rules.get(target))

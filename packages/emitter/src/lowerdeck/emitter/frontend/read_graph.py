@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from lowerdeck.emitter.bounds import names_of
 from lowerdeck.emitter.errors import InvalidDelegateError, UnsupportedError
-from lowerdeck.emitter.frontend.state_sharing import MUTATIONS, StateKeys
+from lowerdeck.emitter.frontend.state_sharing import MUTATIONS, StateView, StateViews
 from lowerdeck.emitter.frontend.tensors import ValueFactory, layout_of
 from lowerdeck.emitter.ir.graph import (
     Block,
@@ -48,7 +48,7 @@ def read_method(
     exported: TracedProgram,
     *,
     plan_inputs: bool = True,
-    states: StateKeys = MappingProxyType({}),
+    states: StateViews = MappingProxyType({}),
 ) -> Method:
     """Return the functional form of an exported program.
 
@@ -73,7 +73,7 @@ class _Reader:
         name: str,
         exported: TracedProgram,
         plan_inputs: bool,
-        states: StateKeys,
+        states: StateViews,
     ) -> None:
         self._states = states
         self._name = name
@@ -81,6 +81,7 @@ class _Reader:
         self._exported = exported
         self._factory = ValueFactory(name, names_of(exported.graph), exported.ranges)
         self._env: dict[fx.Node, Any] = {}
+        self._memories: dict[str, TensorValue] = {}
 
     def read(self) -> Method:
         exported = self._exported
@@ -161,14 +162,25 @@ class _Reader:
             tensor = self._bytes_of(spec)
             key = spec.target if spec.target else node.name
             value = self._factory.constant(node.name, tensor, key)
-            state = self._states.get((self._name, key), key if key in mutated else None)
-            if state is not None:
-                value.state, value.fixed_role, value.key = True, Role.STATE, state
+            view = self._states.get((self._name, key), StateView(key) if key in mutated else None)
+            if view is not None:
+                self._make_state(value, view)
             return value
         raise UnsupportedError(
             f"method {self._name!r}: input {node.name!r} is a {spec.kind.name}, which a program "
             "cannot hold: remove the effect or the custom object from the model"
         )
+
+    def _make_state(self, value: TensorValue, view: StateView) -> None:
+        value.state, value.fixed_role, value.key = True, Role.STATE, view.key
+        if view.memory is None:
+            return
+        if view.key not in self._memories:
+            memory = self._factory.constant(f"{view.key}.memory", view.memory, view.key)
+            memory.state, memory.fixed_role = True, Role.STATE
+            self._memories[view.key] = memory
+        value.constant = None
+        value.base, value.base_offset = self._memories[view.key], view.offset
 
     def _bytes_of(self, spec: Any) -> torch.Tensor:
         exported = self._exported

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
-from lowerdeck.emitter.errors import UnsupportedError
+from lowerdeck.emitter.errors import EmitterError, UnsupportedError
+from lowerdeck.emitter.frontend.shared_names import SharedNames
 from lowerdeck.emitter.frontend.tensors import layout_of
 from lowerdeck.emitter.traced import TracedProgram
-from lowerdeck.torch_base import Extent, FakeTensor, MemoryMap
+from lowerdeck.torch_base import Extent, FakeTensor, MemoryMap, data_address
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 MUTATIONS = (
@@ -26,11 +26,26 @@ MUTATIONS = (
     OutputKind.USER_INPUT_MUTATION,
     OutputKind.PARAMETER_MUTATION,
 )
-_CURE = "pass shared_state=True to emit if both are one state, else rename one of them"
+_CURE = "pass shared_state=[{name!r}] to emit if both are one state, else rename one of them"
 
 
-StateKeys: TypeAlias = Mapping[tuple[str, str], str]
-"""The key of each state by method and by name in the model: one name, the same in all methods."""
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """How one name of one method views a state.
+
+    Attributes:
+        key: Name of the state, the same in all methods.
+        memory: All bytes of the state, None if the tensor itself covers them.
+        offset: Offset in bytes into ``memory``.
+    """
+
+    key: str
+    memory: torch.Tensor | None = None
+    offset: int = 0
+
+
+StateViews: TypeAlias = Mapping[tuple[str, str], StateView]
+"""The view of each state by method and by name in the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,58 +56,77 @@ class _Member:
     name: str
     tensor: torch.Tensor
     mutated: bool
-    memory: Extent
+    used: bool = True
+
+    @property
+    def memory(self) -> tuple[str, int]:
+        tensor = self.tensor
+        start = data_address(tensor) - int(tensor.storage_offset()) * tensor.element_size()
+        return (str(tensor.device), start)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """The first byte and the end of its bytes in its memory."""
+        tensor, size = self.tensor, self.tensor.element_size()
+        first = int(tensor.storage_offset())
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = first + sum((count - 1) * stride for count, stride in steps)
+        return first * size, (last + 1) * size
 
     @property
     def label(self) -> str:
         return f"{self.name!r} of method {self.method!r}"
 
 
-_Groups: TypeAlias = dict[Extent, list[_Member]]
+_Groups: TypeAlias = dict[tuple[str, int], list[_Member]]
 
 
-def find_states(programs: Mapping[str, TracedProgram], *, by_name: bool) -> StateKeys:
-    """Return the state that each name means, for memory that any method writes.
+def find_states(programs: Mapping[str, TracedProgram], shared: SharedNames) -> StateViews:
+    """Return how each method views memory that any of them writes.
 
     A method that only reads such memory must see what another one has written.
 
     Args:
         programs: All methods of one program.
-        by_name: Whether equal names are one state although their memories differ.
+        shared: Names that refer to one state although their memories differ.
 
     Raises:
-        UnsupportedError: One name refers to two memories, or two names cannot be one state.
+        EmitterError: ``shared`` names no state, or one that no second method has.
+        UnsupportedError: One name refers to two memories, or two views cannot be one state.
     """
-    members = [member for name in sorted(programs) for member in _members(name, programs[name])]
+    all_members = [
+        member for name in sorted(programs) for member in _members(name, programs[name])
+    ]
+    members = [member for member in all_members if member.used]
     groups: _Groups = {}
     for member in members:
         groups.setdefault(member.memory, []).append(member)
-    _check_overlaps(groups)
+    _check_storages(members)
     names = {member.name for group in _written(groups) for member in group}
+    for one_state in shared.sets:
+        _join_named(one_state, all_members, groups)
     for name in sorted(names):
-        _join(name, groups, by_name=by_name)
-    keys: dict[tuple[str, str], str] = {}
+        _join(name, groups, shared)
+    views: dict[tuple[str, str], StateView] = {}
     for group in _written(groups):
-        _check_forms(group)
-        # Of several names, the first writer's in order of methods: the same in every process.
-        key = next(member.name for member in group if member.mutated)
-        keys |= {(member.method, member.name): key for member in group}
-    return keys
+        views |= _views(group)
+    return views
 
 
-def _check_overlaps(groups: _Groups) -> None:
-    """Reject parts of a tensor, and arrays of numpy, that overlap where a method writes one."""
-    memory = MemoryMap(groups)
+def _check_storages(members: list[_Member]) -> None:
+    """Reject tensors of two storages that overlap in memory, such as arrays of numpy."""
+    extents = {member: Extent.of(member.tensor) for member in members}
+    memory = MemoryMap(extents.values())
     together: dict[Extent | None, list[_Member]] = {}
-    for extent, group in groups.items():
-        together.setdefault(memory.find(extent), []).extend(group)
+    for member, extent in extents.items():
+        together.setdefault(memory.find(extent), []).append(member)
     for group in together.values():
         others = [member for member in group if member.memory != group[0].memory]
         if others and any(member.mutated for member in group):
             raise UnsupportedError(
-                f"{group[0].label} and {others[0].label} are different parts of one memory, and a "
-                "method writes it, which torch's graph does not show: use one buffer in the "
-                "model, or copy one"
+                f"{group[0].label} and {others[0].label} overlap in memory of two storages, "
+                "and a method writes it, which torch's graph does not show: make both views of "
+                "one tensor in the model, or copy one"
             )
 
 
@@ -114,9 +148,10 @@ def _members(method: str, exported: TracedProgram) -> Iterable[_Member]:
         for node, spec in zip(placeholders, signature.input_specs, strict=True)
         if spec.kind in _HELD and (node.users or spec.target in mutated)
     }
+    # Ignore unread buffers, except for second names of buffers that are read.
     for name, tensor in {**exported.constants, **exported.state_dict}.items():
-        if name in used and _has_memory(tensor):
-            yield _Member(method, name, tensor, name in mutated, Extent.of(tensor))
+        if _has_memory(tensor):
+            yield _Member(method, name, tensor, name in mutated, name in used)
 
 
 def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
@@ -125,39 +160,80 @@ def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
     return tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
 
 
-def _join(name: str, groups: _Groups, *, by_name: bool) -> None:
-    """Make the groups that have ``name`` one state, if the user's setting says so."""
+def _join_named(names: frozenset[str], members: list[_Member], groups: _Groups) -> None:
+    """Join the groups that have one of ``names``; an unread buffer may provide a name.
+
+    Raises:
+        EmitterError: A name is unknown, or only one method has it.
+    """
+    sorted_names = sorted(names)
+    here = [member for member in members if member.name in names and member.memory in groups]
+    memories = {member.memory for member in here}
+    apart = [group for memory, group in groups.items() if memory in memories]
+    unknown = sorted(names - {member.name for member in here})
+    written = sorted({member.name for group in _written(groups) for member in group})
+    if unknown or not any(member.mutated for group in apart for member in group):
+        raise EmitterError(
+            f"shared_state names {unknown or sorted_names}, but no method mutates such a tensor; "
+            f"the states are {written}"
+        )
+    owners = {(member.method, member.name) for group in apart for member in group}
+    if len(owners) < 2:
+        ((method, name),) = owners
+        raise EmitterError(
+            f"shared_state names {sorted_names}, but only method {method!r} has that state, as "
+            f"{name!r}: add the other name; the states are {written}"
+        )
+    _unite(apart, groups)
+
+
+def _join(name: str, groups: _Groups, shared: SharedNames) -> None:
+    """Join the groups that have ``name``, if the user's setting says so."""
     apart = [group for group in _distinct(groups) if any(m.name == name for m in group)]
-    first, *others = (next(m for m in group if m.name == name) for group in apart)
-    for other, group in zip(others, apart[1:], strict=True):
-        if not by_name:
-            raise UnsupportedError(
-                f"{first.label} and {other.label} have different memory, and a method writes one "
-                f"of them; {_CURE}"
-            )
-        _check_alike(first, other)
-        apart[0].extend(group)
+    if len(apart) > 1 and not shared.every:
+        first, second = (next(m for m in group if m.name == name) for group in apart[:2])
+        raise UnsupportedError(
+            f"{first.label} and {second.label} have different memory, and a method writes one of "
+            f"them; {_CURE.format(name=name)}"
+        )
+    _unite(apart, groups)
+
+
+def _unite(apart: list[list[_Member]], groups: _Groups) -> None:
+    """Make several groups one state."""
+    if len(apart) < 2:
+        return
+    first, *others = apart
+    for group in others:
+        if group is first:
+            continue
+        _check_alike(*_pair(first, group))
+        _check_methods(first, group)
+        first += group
         for memory, roots in groups.items():
             if roots is group:
-                groups[memory] = apart[0]
+                groups[memory] = first
 
 
-def _check_forms(group: list[_Member]) -> None:
-    """Reject names of one memory with different forms, or two of one method, which writes one."""
-    for first, second in combinations(group, 2):
-        a, b = first.tensor, second.tensor
-        if first.method == second.method and (first.mutated or second.mutated):
-            raise UnsupportedError(
-                f"{first.label} and {second.label} cannot be one state: they are two in the "
-                "graph of that method, where a write to one does not change the other; use "
-                "one buffer in the model"
-            )
-        alike = (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
-        if first.memory == second.memory and not alike:
-            raise UnsupportedError(
-                f"{first.label} and {second.label} are different views of one memory, and a "
-                "method writes it: use one buffer in the model"
-            )
+def _pair(first: list[_Member], group: list[_Member]) -> tuple[_Member, _Member]:
+    """Return two members to compare, of the same name if possible."""
+    named = {member.name: member for member in first}
+    for member in group:
+        if member.name in named:
+            return named[member.name], member
+    return first[0], group[0]
+
+
+def _check_methods(first: list[_Member], group: list[_Member]) -> None:
+    """Reject a state that one method has twice: its graph treats them as two."""
+    for mine in first:
+        for other in group:
+            if mine.method == other.method and (mine.mutated or other.mutated):
+                raise UnsupportedError(
+                    f"{mine.label} and {other.label} cannot be one state: they are two in the "
+                    "graph of that method, where a write to one does not change the other; use "
+                    "one buffer in the model"
+                )
 
 
 def _check_alike(first: _Member, second: _Member) -> None:
@@ -177,3 +253,62 @@ def _check_alike(first: _Member, second: _Member) -> None:
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8)
+
+
+def _views(group: list[_Member]) -> dict[tuple[str, str], StateView]:
+    """Return the views of one state."""
+    # Of several names, the first writer's in order of methods: the same in every process.
+    key = next(member.name for member in group if member.mutated)
+    low: dict[tuple[str, int], int] = {}
+    high: dict[tuple[str, int], int] = {}
+    for member in group:
+        start, stop = member.extent
+        low[member.memory] = min(start, low.get(member.memory, start))
+        high[member.memory] = max(stop, high.get(member.memory, stop))
+    _check_writes(group)
+    if _same_form(group):
+        return {(m.method, m.name): StateView(key) for m in group}
+    if len({high[memory] - low[memory] for memory in low}) > 1:
+        raise UnsupportedError(
+            f"the memories of {_labels(group)} are one state, but differ in size; share all views "
+            "of that memory by name, or none"
+        )
+    for member in group:
+        order = layout_of(member.tensor)
+        if not member.tensor.permute(order).is_contiguous():
+            raise UnsupportedError(
+                f"{_labels(group)} are views of one memory that a method writes, and "
+                f"{member.label} is not contiguous, as views of a state must be"
+            )
+    first = group[0]
+    start, stop = low[first.memory], high[first.memory]
+    storage = first.tensor.untyped_storage()
+    memory = torch.empty(0, dtype=torch.uint8, device=first.tensor.device)
+    memory.set_(storage, start, (stop - start,))  # type: ignore[call-overload]
+    return {(m.method, m.name): StateView(key, memory, m.extent[0] - low[m.memory]) for m in group}
+
+
+def _same_form(group: list[_Member]) -> bool:
+    """Return whether all names of a state refer to the same elements."""
+    forms = {(m.tensor.dtype, m.tensor.shape, layout_of(m.tensor)) for m in group}
+    elements = {(m.memory, m.extent, m.tensor.stride()) for m in group}
+    return len(forms) == 1 and len(elements) == len({m.memory for m in group})
+
+
+def _check_writes(group: list[_Member]) -> None:
+    """Reject a method that writes one view while another view covers the same bytes."""
+    for written in group:
+        for other in group:
+            together = (written.method, written.memory) == (other.method, other.memory)
+            if written is other or not written.mutated or not together:
+                continue
+            (a, b), (c, d) = written.extent, other.extent
+            if a < d and c < b:
+                raise UnsupportedError(
+                    f"{written.label} and {other.label} overlap in memory, and the method writes "
+                    "the first; the graph does not update the second: use one buffer in the model"
+                )
+
+
+def _labels(group: list[_Member]) -> str:
+    return " and ".join(sorted({member.label for member in group}))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import square_roots
+from lowerdeck.emitter._torch_private import number_functions
 from lowerdeck.emitter.ir.graph import Call, Method, Operation
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue, Value
 from lowerdeck.emitter.passes.rewriting import Rule, by_target, rewrite
@@ -54,10 +54,41 @@ def _unequal(call: Call, before: list[Operation]) -> None:
     _become(call, torch.sym_not, same)
 
 
+def _both(call: Call, _before: list[Operation]) -> None:
+    left, right = call.args
+    if _kind(left) is bool and _kind(right) is bool:
+        _become(call, torch.sym_ite, left, right, False)
+
+
+def _either(call: Call, _before: list[Operation]) -> None:
+    left, right = call.args
+    if _kind(left) is bool and _kind(right) is bool:
+        _become(call, torch.sym_ite, left, True, right)
+
+
+def _size_of_number(call: Call, before: list[Operation]) -> None:
+    (number,) = call.args
+    negative = _number(operator.lt, [number, 0], bool, call, before)
+    turned = _number(operator.neg, [number], _kind(number), call, before)
+    _become(call, torch.sym_ite, negative, turned, number)
+
+
 def _floor(call: Call, before: list[Operation]) -> None:
     turned = _number(operator.neg, call.args, _kind(call.args[0]), call, before)
     above = _number(math.ceil, [turned], int, call, before)
     _become(call, operator.neg, above)
+
+
+def _left(call: Call, _before: list[Operation]) -> None:
+    number, bits = call.args
+    if isinstance(bits, int):
+        _become(call, operator.mul, number, 1 << bits)
+
+
+def _right(call: Call, _before: list[Operation]) -> None:
+    number, bits = call.args
+    if isinstance(bits, int):
+        _become(call, operator.floordiv, number, 1 << bits)
 
 
 def _rounded(call: Call, _before: list[Operation]) -> None:
@@ -80,17 +111,23 @@ def _power(call: Call, before: list[Operation]) -> None:
             product = _number(operator.mul, [product, base], _kind(base), call, before)
         _become(call, operator.mul, product, base)
         return
-    if isinstance(exponent, ScalarValue):
-        return
     # Numbers have no such kernel, but zero-dimensional tensors have.
-    _by_kernel(_ATEN.pow.Tensor_Scalar, exponent)(call, before)
+    if isinstance(exponent, ScalarValue):
+        exact_base: Any = base
+        target: Any = _ATEN.pow.Scalar
+        if isinstance(base, ScalarValue):
+            exact_base, target = _tensor(base, call, before), _ATEN.pow.Tensor_Tensor
+        args = [exact_base, _tensor(exponent, call, before)]
+    else:
+        args, target = [_tensor(base, call, before), exponent], _ATEN.pow.Tensor_Scalar
+    _item(_computed(target, args, call, before), call, before)
 
 
-def _by_kernel(target: OpOverload, *rest: Any) -> Rule:
+def _by_kernel(target: OpOverload) -> Rule:
     """Return a rule that computes a function of a number on a tensor."""
 
     def rule(call: Call, before: list[Operation]) -> None:
-        args = [_tensor(call.args[0], call, before), *rest]
+        args = [_tensor(call.args[0], call, before)]
         _item(_computed(target, args, call, before), call, before)
 
     return rule
@@ -124,9 +161,15 @@ def _item(result: TensorValue, call: Call, before: list[Operation]) -> None:
 
 _RULES: dict[Any, Rule] = {
     operator.ne: _unequal,
+    operator.and_: _both,
+    operator.or_: _either,
+    operator.abs: _size_of_number,
+    abs: _size_of_number,
     math.floor: _floor,
+    operator.lshift: _left,
+    operator.rshift: _right,
     operator.pow: _power,
     round: _rounded,
     torch.sym_sum: _total,
-    **dict.fromkeys(square_roots(), _by_kernel(_ATEN.sqrt.default)),
+    **{function: _by_kernel(kernel) for function, kernel in number_functions().items()},
 }

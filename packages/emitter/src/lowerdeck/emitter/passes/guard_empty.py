@@ -1,8 +1,8 @@
 """Pass: guard kernels that fail on zero-element tensors.
 
-Some kernels leave their output unwritten, give it another shape, or abort the process when a
-dimension is 0: a detector finds no boxes, attention has no keys. Each rule was found by running
-the kernel in the runtime from which the kernel table was read.
+Some kernels return before they have written their output, give it another shape, or abort the
+process when a dimension is 0. Each rule was found by running the kernel in the runtime from which
+the kernel table was read.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any, TypeAlias
 
 import torch
 
+from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.ir.graph import Block, Call, Cond, Method, Operation
 from lowerdeck.emitter.ir.kernel_lookup import find_kernel
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue
 from lowerdeck.emitter.passes.rewriting import rewrite
+from lowerdeck.emitter.passes.select_kernels import source_of
 from lowerdeck.torch_base import size_range
 
 _ATEN = torch.ops.aten
@@ -41,8 +43,15 @@ class _Empty:
     value: float | bool = 0
 
 
+_Rule: TypeAlias = Callable[[Call], "_Empty | None"]
+
+
 def guard_empty(method: Method, table: KernelTable) -> None:
-    """Fill the output instead of running the kernel if a dimension that it needs is 0."""
+    """Fill the output instead of running the kernel if a dimension that it needs is 0.
+
+    Raises:
+        UnsupportedError: If torch has no value for the tensor that a call is given.
+    """
 
     def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
         guard = _RULES.get(call.target) if call.kernel is not None else None
@@ -155,12 +164,14 @@ def _linear(call: Call) -> _Empty | None:
     return _Empty([(source, source.rank - 1)], [*rows, [(weight, 0)]])
 
 
-def _extreme(call: Call) -> _Empty:
+def _extreme(call: Call) -> _Empty | None:
     """Fill with the smallest or largest value: the kernel aborts the process."""
     source, dims, keep = call.args
+    if source.rank == 0:
+        return None
     (out,) = call.outs
     assert isinstance(out, TensorValue)
-    reduced = {dim % max(source.rank, 1) for dim in dims} if dims else set(range(source.rank))
+    reduced = {dim % source.rank for dim in dims} if dims else set(range(source.rank))
     shape: list[Sequence[Size | int]] = []
     for size in _all_sizes(source):
         if size[1] not in reduced:
@@ -208,7 +219,17 @@ def _padding(call: Call) -> _Empty:
     return _Empty(_all_sizes(source), shape, value)
 
 
-_RULES: dict[Any, Callable[[Call], _Empty | None]] = {
+def _must_have_one(call: Call) -> None:
+    """Reject calls for which torch raises at run time, but not at export."""
+    source = call.args[0]
+    if any(size == 0 for size in source.shape):
+        raise UnsupportedError(
+            f"{call.op_name} of a tensor without elements, of shape {tuple(source.shape)}, has no "
+            f"value, and torch raises an error: {source_of(call.origin)}; give it at least one"
+        )
+
+
+_RULES: dict[Any, _Rule] = {
     _ATEN.mm.default: _matrix_product,
     _ATEN.bmm.default: _matrix_product,
     _ATEN.linear.default: _linear,
@@ -217,4 +238,6 @@ _RULES: dict[Any, Callable[[Call], _Empty | None]] = {
     _ATEN._log_softmax.default: _alike,
     _ATEN.cat.default: _concatenation,
     _ATEN.constant_pad_nd.default: _padding,
+    _ATEN.max.default: _must_have_one,
+    _ATEN.min.default: _must_have_one,
 }

@@ -35,6 +35,7 @@ def run_passes(
 
     Raises:
         MissingKernelError: The runtime lacks a kernel.
+        UnsupportedError: An operator is undefined for its tensor.
     """
     drop_assertions(method)
     drop_dead_code(method)

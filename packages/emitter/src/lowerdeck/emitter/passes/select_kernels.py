@@ -16,7 +16,6 @@ from lowerdeck.emitter.ir.values import TensorValue
 from lowerdeck.torch_base import OpOverload, source_frame
 
 _SHOWN = 5
-_BILINEAR = frozenset({"upsample_bilinear2d", "_upsample_bilinear2d_aa"})
 
 
 def select_kernels(method: Method, table: KernelTable) -> None:
@@ -81,10 +80,10 @@ def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
     """Return the part of ``call`` that the kernel does not support, or ""."""
     if call.op_name == "convolution" and call.args[0].rank not in (3, 4):
         return f"the kernel takes 3 or 4 dimensions, this convolution has {call.args[0].rank}"
+    if call.op_name == "max_pool2d_with_indices_backward":
+        return "the kernel computes wrong numbers; export the model for inference"
     if call.op_name == "_fft_r2c" and not call.args[3]:
         return "the kernel computes the one-sided transform only"
-    if call.op_name in _BILINEAR and call.args[0].dtype is torch.uint8:
-        return "the kernel truncates bytes; convert the image to float32 first"
     official = kernel.full_name in OFFICIAL_KERNELS
     takes_complex = kernel.name.partition("::")[2] in table.complex_numbers
     if official and not takes_complex and _complex(call):
