@@ -22,7 +22,7 @@ def can_keep(operator: object, *, some: bool = False) -> bool:
 
     Args:
         operator: An overload of an operator; anything else cannot be kept.
-        some: Whether some of its calls are to be kept, and others not.
+        some: True if only some of its calls are kept.
     """
     if not isinstance(operator, OpOverload):
         return False
@@ -39,7 +39,7 @@ def check_kept(operator: Any, which: Any) -> None:
         which: Its predicate, or None for all calls.
 
     Raises:
-        DecomposeError: The operator cannot be kept, or not in part.
+        DecomposeError: The operator cannot be kept, or cannot be kept for some calls only.
     """
     if not isinstance(operator, OpOverload):
         raise DecomposeError(

@@ -1,4 +1,4 @@
-"""Small honest example backends for Lowerdeck.
+"""Small example backends for Lowerdeck.
 
 Importing this package alone makes no backend known by its name: running a file needs its runtime
 half only, and another compiler's backend of the same id may be in use. The first use of any other

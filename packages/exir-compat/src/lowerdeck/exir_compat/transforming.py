@@ -1,4 +1,4 @@
-"""Programs as passes leave them: functions of graph modules, or of whole programs."""
+"""Run passes on a program, and update its signature."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def with_channels_last(value: Output) -> Output:
     """Transpose a result of the model to channels-last bytes, with torch's sizes.
 
     Args:
-        value: A value in torch's order of dimensions.
+        value: A value with dimensions in torch's order.
     """
     sizes = list(value.get_shape())
     moved = opset13.transpose(value, whole([0, *range(2, len(sizes)), 1]))

@@ -42,7 +42,7 @@ class Body:
         others: The further specializations of the module.
         refusal: Reason why the module cannot be replaced or hooked, or "".
         is_part: It is a part of a call that other modules interrupt.
-        is_moved: The module was moved to another floating-point dtype.
+        is_moved: True after a move to another floating-point dtype.
         guards: Size conditions of the whole program, for the outermost module.
         shadowed: Our attribute names that the model gave to a child or to state.
         eager_type: The eager class that the module also is an instance of.

@@ -221,7 +221,7 @@ def flat_signature(inputs: int, outputs: int) -> CallSignature:
 def argument_variables(
     in_spec: pytree.TreeSpec, known: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Return ``names`` and ``others`` of a ``CallSignature``.
+    """Return the parameter names and the remaining arguments of a call.
 
     Args:
         in_spec: Structure of ``(args, kwargs)``.

@@ -30,7 +30,7 @@ def average_pool(
         padding: Zeros around the volume.
         ceil_mode: Whether windows may extend beyond the end.
         count_include_pad: Whether padding is counted.
-        divisor_override: Divides the sums, instead of the number of elements.
+        divisor_override: Divisor of the sums; the number of elements by default.
     """
     if not self.is_floating_point():
         # An average of averages would be rounded twice.

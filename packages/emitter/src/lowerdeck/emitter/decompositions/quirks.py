@@ -116,7 +116,7 @@ def _is_short(shift: Any, size: Any) -> bool:
 
 
 def _cut(at: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the ends of the slices behind and before a position."""
+    """Return the bounds of the slices behind and before a position."""
     return (at, _END), (0, at)
 
 

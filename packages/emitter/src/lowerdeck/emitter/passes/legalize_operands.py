@@ -62,7 +62,7 @@ def _give_tensors(call: Call, table: KernelTable, before: list[Operation]) -> No
 
 
 def _scalar_overload(target: OpOverload, table: KernelTable) -> OpOverload | None:
-    """Return the overload with a number as second operand, if the runtime has it."""
+    """Return the ``Scalar`` overload, or None if the runtime has no kernel for it."""
     packet = overload_packet(target)
     name = overload_name(target).replace("Tensor", "Scalar")
     if name == overload_name(target) or not hasattr(packet, name):

@@ -1,4 +1,8 @@
-"""Operators that commute with a view that merges dimensions."""
+"""Rules for moving a view that merges dimensions behind an operator.
+
+Parts are, for each dimension, the sizes that the view merges into it. A rule returns the operator
+on unmerged dimensions, and the parts of its result.
+"""
 
 from __future__ import annotations
 
@@ -87,6 +91,7 @@ def product_parts(node: Node, parts: Mapping[Any, Parts]) -> Parts | None:
         return None
     *batch, rows, _ = parts[first]
     is_split = any(len(part) > 1 for part in batch)
+    # Either the batch or the rows may be merged.
     if is_split == (len(rows) > 1) or (is_split and node.target is ATTENTION):
         return None
     for other in others:

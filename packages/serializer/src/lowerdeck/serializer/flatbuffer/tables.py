@@ -208,7 +208,7 @@ class TableReader:
         """Return the number of elements of the vector at ``position``, checked to be there.
 
         Args:
-            position: Where the vector's count is; checked here.
+            position: Offset of the vector's length; validated here.
             width: Bytes of one element.
             field: What is read, for messages.
         """
@@ -233,7 +233,7 @@ class TableReader:
         """Return a vector of scalars as a new list; an absent one (0) is empty.
 
         Args:
-            position: Where the vector's count is; checked here.
+            position: Offset of the vector's length; validated here.
             kind: Kind of its elements.
             field: What is read, for messages.
         """

@@ -31,7 +31,7 @@ def chosen_layout(file_layout: FileLayout | None, **options: int | bool | None) 
     """Return the layout to write, from options and the layout of the file that was read.
 
     Args:
-        file_layout: Layout of the file that the program was read from, if any.
+        file_layout: Layout of the source file, or None.
         options: Fields of the layout; None means that of the file, or else the default.
 
     Raises:

@@ -141,7 +141,7 @@ class ExtraTensorInfo:
     Attributes:
         mutable_data_segments_idx: Index of the mutable data segment; the runtime always uses 0.
         fully_qualified_name: Name of a parameter or buffer, the key of external data.
-        location: Where the bytes come from.
+        location: Storage location of the bytes.
         device_type: The device that holds the tensor.
         device_index: Which device of that type.
     """

@@ -165,7 +165,7 @@ class Values:
         return self._append(dims, value.encoding).id
 
     def _constant(self, data: memoryview) -> XnnConstant:
-        """Return the constant of bytes that are in the named data from now on."""
+        """Add the bytes to the named data and return the constant that refers to them."""
         constant = XnnConstant(hashlib.sha256(data).hexdigest(), len(data))
         if constant not in self.data:
             self.data[constant] = data
