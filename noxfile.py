@@ -186,6 +186,8 @@ README_NEEDS = {
     "runner": ("decompose", "emitter"),
     "exir-compat": ("graph-fuser", "runner", "xnnpack"),
 }
+# What modules of an extra import: without it, pyright does not know what their classes are.
+TYPES_NEED = {"exir-compat": ("transformers",)}
 OTHER_TOOLS = "docs/how-to/decompose-for-other-tools.md"
 WITH_TORCHAO = (
     "docs/how-to/move-from-exir.md",
@@ -370,6 +372,8 @@ def alone(session: nox.Session, package: str) -> None:
     with session.chdir(Path(session.create_tmp())):
         session.run("python", check, package, *sorted(siblings(package)))
         if "whole" in session.posargs:
+            if package in TYPES_NEED:
+                session.install(*TYPES_NEED[package], *DEV)
             session.run(
                 *(str(ENVIRONMENTS / "build/bin/pyright"), "--ignoreexternal", "--verifytypes"),
                 f"lowerdeck.{import_name(package)}",

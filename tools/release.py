@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.public_api import breaks
@@ -31,15 +32,15 @@ from tools.workspace import (
 DIST = ROOT / "dist"
 
 
-def problems_of(package: str) -> list[str]:
-    """Return everything that keeps ``package`` from being released, each in a line."""
+def problems_of(package: str, together: Sequence[str] = ()) -> list[str]:
+    """Return what keeps ``package`` from being released, each in a line; see `pin_problems`."""
     version = str(project(package)["version"])
     problems = []
     if git("status", "--porcelain"):
         problems.append("the working tree is not clean: commit or remove what git status lists")
     problems += record_problems(package, version)
     problems += changelog_problems(package, version)
-    problems += pin_problems(package)
+    problems += pin_problems(package, together)
     problems += api_problems(package, version)
     problems += build_problems(package)
     return problems
@@ -53,7 +54,9 @@ def main(*packages: str) -> None:
     """
     if not packages or not set(packages) <= set(PACKAGES):
         sys.exit(f"name what to release, of: {', '.join(PACKAGES)}; found: {' '.join(packages)}")
-    problems = [f"- {package}: {line}" for package in packages for line in problems_of(package)]
+    problems = [
+        f"- {package}: {line}" for package in packages for line in problems_of(package, packages)
+    ]
     if problems:
         sys.exit("\n".join(problems))
     for package in packages:
@@ -96,15 +99,19 @@ def changelog_problems(package: str, version: str) -> list[str]:
     return problems
 
 
-def pin_problems(package: str) -> list[str]:
-    """Every sibling must be pinned `>=X.Y.Z,<X.(Y+1)`, from a version that is released."""
+def pin_problems(package: str, together: Sequence[str] = ()) -> list[str]:
+    """Every sibling must be pinned `>=X.Y.Z,<X.(Y+1)`, from a version that is released.
+
+    Those of ``together`` count with the version that they have here: they are released with it.
+    """
     declared = [r for r in project(package)["dependencies"] if r.startswith(f"{BRAND}-")]
     pins = sibling_pins(package)
     problems = []
     if len(declared) != len(pins):
         problems.append(f"write every sibling as >=X.Y.Z,<X.(Y+1); found {declared}")
     for sibling, version in pins.items():
-        if released_commit(sibling, version) is None:
+        is_with_it = sibling in together and version == project(sibling)["version"]
+        if not is_with_it and released_commit(sibling, version) is None:
             problems.append(f"needs {sibling} {version}, which is not released: release it first")
     return problems
 

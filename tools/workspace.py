@@ -33,7 +33,7 @@ PACKAGES = (
 )
 TORCH_FREE = frozenset({"inspect", "serializer"})
 # Packages that the tests of a package need beside those that it declares.
-TEST_NEEDS = {"demo-backends": ("xnnpack",), "emitter": ("runner",)}
+TEST_NEEDS = {"demo-backends": ("xnnpack",), "emitter": ("inspect", "runner")}
 
 # Where the public finds this repository: nowhere yet, and an address that does not answer is worse
 # than none. Whoever publishes it writes it here; tests then ask for it in every pyproject.toml.

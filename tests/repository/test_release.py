@@ -108,6 +108,16 @@ def test_a_sibling_must_be_released_and_pinned_by_a_range(repository):
     assert "write every sibling as" in problem
 
 
+def test_a_sibling_that_is_released_together_counts_with_its_version(repository):
+    _set_version(repository, "0.1.0", '["lowerdeck-graph-fuser>=0.2.0,<0.3"]')
+    sibling = repository / "packages/graph-fuser/pyproject.toml"
+    sibling.parent.mkdir()
+    for version, is_ready in (("0.2.0", True), ("0.2.1", False)):
+        sibling.write_text(f'[project]\nversion = "{version}"\ndependencies = []\n')
+        assert (release.pin_problems(PACKAGE, [PACKAGE, "graph-fuser"]) == []) is is_ready
+        assert release.pin_problems(PACKAGE, [PACKAGE])
+
+
 def test_the_recorded_state_stays_ready_and_a_change_asks_for_a_version(repository):
     _record(repository, "0.1.0", workspace.git("rev-parse", "HEAD"))
     assert release.record_problems(PACKAGE, "0.1.0") == []

@@ -61,6 +61,7 @@ class Steps(Holding, steps=lambda: nn.ModuleList(nn.Linear(4, 4) for _ in range(
 @pytest.fixture
 def choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runtime]:
     """A function that chooses the fastest lowering of a model, given the seconds of each file."""
+    pytest.importorskip("lowerdeck.runner")
     folder = tmp_path / "executorch" / "extension" / "pybindings"
     folder.mkdir(parents=True)
     for one in (folder, *folder.parents[:2]):

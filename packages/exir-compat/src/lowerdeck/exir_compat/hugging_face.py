@@ -49,12 +49,12 @@ class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers i
         >>> exported.save_pretrained("exported")  # doctest: +SKIP
     """
 
-    export_format = ExportFormat.EXECUTORCH
-    config_class = ExecutorchConfig
+    export_format: ExportFormat | str = ExportFormat.EXECUTORCH
+    config_class: type[ExecutorchConfig] = ExecutorchConfig
     program_suffix = ".pte"
     requires_trust_remote_code = False
-    required_packages = ["torch"]  # noqa: RUF012 - declared by transformers
-    tested_versions = {"torch": "2.13.0"}  # noqa: RUF012
+    required_packages: list[str] = ["torch"]  # noqa: RUF012 - declared by transformers
+    tested_versions: dict[str, str] = {"torch": "2.13.0"}  # noqa: RUF012
 
     def __init__(
         self, partitioners: Sequence[Partitioner] | None = None, *, bounds: Bounds | None = None

@@ -30,4 +30,4 @@ class CompletionCommand:
         return ExitStatus.DONE
 
 
-command = CompletionCommand()
+command: CompletionCommand = CompletionCommand()

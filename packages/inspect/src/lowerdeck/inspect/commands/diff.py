@@ -191,4 +191,4 @@ def _of_delegates(summary: dict[str, Any]) -> Counter[str]:
     )
 
 
-command = DiffCommand()
+command: DiffCommand = DiffCommand()

@@ -135,4 +135,4 @@ def _unmet(
         yield f"{requirement_text}{there}: pip install '{requirement_text}'", applies[0]
 
 
-command = DoctorCommand()
+command: DoctorCommand = DoctorCommand()

@@ -129,4 +129,4 @@ def _write_file(part: Stored, number: int, work: Path, header: bytes | None) -> 
     return path.as_posix(), data.nbytes
 
 
-command = ExtractCommand()
+command: ExtractCommand = ExtractCommand()

@@ -223,4 +223,4 @@ def _cut(rows: list[str]) -> Iterator[str]:
         yield f"    ... and {len(rows) - _MOST_ROWS} more (--json shows all)"
 
 
-command = InspectCommand()
+command: InspectCommand = InspectCommand()

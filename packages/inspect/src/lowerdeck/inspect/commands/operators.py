@@ -116,4 +116,4 @@ def _lines(kernels: Mapping[str, Sequence[str]]) -> Iterator[str]:
         yield from (f"  {key}" for key in keys)
 
 
-command = OperatorsCommand()
+command: OperatorsCommand = OperatorsCommand()

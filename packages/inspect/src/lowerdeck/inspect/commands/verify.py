@@ -86,4 +86,4 @@ def _verify(path: Path, data: list[Path], hazards: list[Hazard]) -> None:
                 return
 
 
-command = VerifyCommand()
+command: VerifyCommand = VerifyCommand()

@@ -125,5 +125,6 @@ class RunPartitioner(TaggingPartitioner):
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Return the program with tags."""
-        self.tag_of = _runs_of(exported_program.graph_module, self.chosen).get
+        tags = _runs_of(exported_program.graph_module, self.chosen)
+        self.tag_of: Callable[[Node], str | None] = tags.get
         return super().partition(exported_program)

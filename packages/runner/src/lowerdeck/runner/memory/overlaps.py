@@ -97,7 +97,7 @@ class MemoryPlan:
         self._check()
 
     def _analyse(self, aliases: Sequence[tuple[int, int]]) -> None:
-        self.groups = Groups(len(self._specs), aliases, self._moves, self.ranges)
+        self.groups: Groups = Groups(len(self._specs), aliases, self._moves, self.ranges)
         self.liveness: Liveness = analyse(
             self._chains,
             self.groups,
