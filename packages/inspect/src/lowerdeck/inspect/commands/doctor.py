@@ -77,8 +77,7 @@ class DoctorCommand:
             # The package reports any missing module of exir as a missing library.
             runtime += f", CANNOT BE IMPORTED: {failures[_RUNTIME]}; try {_RUNTIME_NEEDS}"
         say(*lines, f"official runtime: {runtime}")
-        healthy = not unmet and failures.keys() <= {_RUNTIME}
-        return ExitStatus.DONE if healthy else ExitStatus.FAILED
+        return ExitStatus.FAILED if unmet or failures.keys() - {_RUNTIME} else ExitStatus.DONE
 
 
 def import_failures(
