@@ -439,6 +439,15 @@ def test_a_size_from_data_is_bounded_by_its_symbol() -> None:
         emit(program)
 
 
+def test_a_fourier_transform_over_a_dynamic_size() -> None:
+    """As FNet mixes tokens."""
+    check(
+        lambda x: torch.fft.fft2(x).real,
+        *((torch.randn(rows, 6),) for rows in (5, 2, 16)),
+        dynamic_shapes=(({0: Dim("rows", min=2, max=16)},),),
+    )
+
+
 def test_pad_by_a_dynamic_amount() -> None:
     calls = [(torch.randn(rows, 3),) for rows in (4, 2, 8)]
     check(

@@ -85,7 +85,6 @@ _VARYING = [
     *_FUNCTIONS["quotients"],
     *_FUNCTIONS["sums"][:3],
     *_FUNCTIONS["parts"],
-    *_FUNCTIONS["transforms"][:3],
     lambda c, d, _: (c.unsqueeze(1).transpose(0, 1) * d).permute(1, 2, 0).clone(),
     lambda c, d, _: torch.cat([c, d], 1)[:, 3:11:2].T.contiguous(),
     lambda c, _d, _y: c[:, :3].unsqueeze(0).expand(2, -1, -1).reshape(2, -1).sum(0),
