@@ -1,4 +1,4 @@
-"""What exir's emitter returns, under its names."""
+"""Emission results under the names that exir's emitter gives them."""
 
 from __future__ import annotations
 
