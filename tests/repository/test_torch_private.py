@@ -43,33 +43,3 @@ def test_what_two_packages_need_is_in_torch_base():
             users[name].append(package)
     doubled = {name: packages for name, packages in users.items() if len(packages) > 1}
     assert not doubled, "each fact has one place: offer it in torch_base, and take it from there"
-
-
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
-        ("import torch._ops", "torch._ops"),
-        ("from torch._ops import OpOverload", "torch._ops.OpOverload"),
-        ("from torch.fx.graph import _illegal_names", "torch.fx.graph._illegal_names"),
-        ("op = torch._C._nn.linear", "torch._C._nn"),
-        ("schema = node.target._schema", "node.target._schema"),
-        ("schema = getattr(op, '_schema', None)", "_schema"),
-        ("program._state_dict = {}", "program._state_dict"),
-        ("self._ours = module._parameters", "module._parameters"),
-        ("known = size.node.expr", "size.node.expr"),
-        ("known = x.shape[0].node.hint", "?.node.hint"),
-        ("import ast\nvalue = node.expr", None),
-        ("ATEN = torch.ops.aten\nop = ATEN._to_copy", None),
-        ("op = torch.ops.aten._to_copy.default", None),
-        ("torch._check(x > 0)", None),
-        ("import os\nos._exit(1)", None),
-        ("os._exit(1)", "os._exit"),
-        ("self._ours = other._ours", None),
-        ("pair._replace(a=1)", None),
-    ],
-)
-def test_private_uses_are_recognised(code, found, tmp_path):
-    path = tmp_path / "module.py"
-    path.write_text(code)
-    names = [name for _, name in torch_private.private_uses(path, {"_ours"}, {"_parameters"})]
-    assert (found in names) if found else not names

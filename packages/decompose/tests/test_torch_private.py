@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch.export import Dim, export
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Node
 from torch.fx import traceback as fx_traceback
 
 from lowerdeck.decompose import Rules, decompose_graph
 from lowerdeck.decompose import _torch_private as private
 from lowerdeck.decompose.recording import Recording, as_dispatched
-from lowerdeck.decompose.results import Parts
 from lowerdeck.decompose.rules import calls_no_others
 from lowerdeck.torch_base import FakeTensorMode, OpOverloadPacket, core_decompositions
 
@@ -42,19 +41,6 @@ def test_importing_the_package_does_not_load_sympy() -> None:
     assert found.stdout.strip() == "False", found.stderr
 
 
-def test_tracing_hands_on_what_nodes_know() -> None:
-    assert {"nn_module_stack", "torch_fn", "source_fn_stack", "custom"} <= set(private.COPIED_META)
-
-
-def test_the_default_table_keeps_some_composites() -> None:
-    assert ATEN.upsample_nearest2d.vec in private.KEPT_COMPOSITES
-
-
-def test_one_lock_is_held_while_anything_is_traced() -> None:
-    with private.tracing_lock, private.tracing_lock:
-        pass
-
-
 def test_arguments_are_told_as_the_dispatcher_hands_them_on() -> None:
     told = as_dispatched(ATEN.sum.dim_IntList, ("x", [0]), {"keepdim": False})
     assert told == (("x", [0]), {})
@@ -67,31 +53,10 @@ def test_arguments_are_told_as_the_dispatcher_hands_them_on() -> None:
     assert as_dispatched(ATEN.upsample_trilinear3d.vec, given, {}) == (given, {})
 
 
-def test_composites_are_known_in_both_languages() -> None:
-    assert private.has_composite_kernel(ATEN.linear.default)
-    # Only Python takes it apart.
-    assert private.has_composite_kernel(ATEN.upsample_nearest2d.vec)
-    assert not private.has_composite_kernel(ATEN.addmm.default)
-
-
 def test_composites_that_may_alias_cannot_be_kept() -> None:
     assert private.is_preservable(ATEN.linear.default)
     assert not private.is_preservable(ATEN.reshape.default)
     assert not private.is_preservable(ATEN.addmm.default)
-
-
-def test_names_are_those_that_tracing_gives() -> None:
-    assert private.base_name(ATEN.mm.default) == "mm"
-    assert private.base_name(ATEN.add.Tensor) == "add"
-    assert private.base_name(torch.ops.higher_order.cond) == "cond"
-
-
-def test_the_fake_mode_of_a_graph_is_found_or_made() -> None:
-    program = export(torch.nn.ReLU(), (torch.ones(2),))
-    value = next(iter(program.graph.nodes)).meta["val"]
-    assert private.fake_mode_of(program.graph_module) is value.fake_mode
-    made = private.fake_mode_of(GraphModule(torch.nn.Module(), Graph()))
-    assert isinstance(made, FakeTensorMode)
 
 
 def test_fake_tensors_are_made_without_asking_guards() -> None:
@@ -109,11 +74,6 @@ def test_fake_tensors_are_made_without_asking_guards() -> None:
     assert len(mode.shape_env.guards) == guards
 
 
-def test_a_node_is_a_source_of_others() -> None:
-    node = Graph().placeholder("x")
-    assert private.node_source(node).name == "x"
-
-
 def test_a_call_is_recorded_as_torch_retraces_it() -> None:
     mode, fakes = _fakes((2, 4), (3, 4), (3,))
     with private.tracing_lock:
@@ -122,15 +82,6 @@ def test_a_call_is_recorded_as_torch_retraces_it() -> None:
     assert [node.op for node in found.inputs] == ["placeholder"] * 3
     assert isinstance(found.result, Node)
     assert [found.written, found.returned, found.shared] == [{}, {}, {}]
-
-
-def test_a_recording_tells_what_is_written_returned_and_shared() -> None:
-    mode, fakes = _fakes((2, 4))
-    found = private.record(lambda x: (x.add_(1), x[0]), fakes, mode, {})
-    assert found.returned == {0: 0}
-    assert list(found.written) == [0]
-    assert found.shared == {1: [0]}
-    assert [found.unbacked, found.tokens] == [False, False]
 
 
 def test_the_inverse_of_a_view_is_recorded() -> None:
@@ -163,17 +114,6 @@ def test_sizes_are_computed_once_and_checked() -> None:
     private.insert_assertions(program.graph_module)
     products = [n for n in program.graph.nodes if "mul" in n.name]
     assert len(products) == 1
-
-
-def test_a_program_is_assembled_around_a_graph() -> None:
-    program = export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
-    parts = Parts(
-        *(program.graph_module, program.graph_signature, program.state_dict, program.constants)
-    )
-    made = private.assemble(program, parts, program.module_call_graph)
-    torch.testing.assert_close(made.module()(torch.ones(1, 2)), program.module()(torch.ones(1, 2)))
-    assert made.state_dict is program.state_dict
-    assert made.graph_signature is parts.graph_signature
 
 
 class Counting(torch.nn.Module):
@@ -260,11 +200,3 @@ def test_a_custom_operator_that_writes_becomes_one_of_bases() -> None:
     made = export(Noting(), (torch.ones(2),)).run_decompositions()
     (call,) = made.graph.find_nodes(op="call_function", target=private.WRITING_CUSTOM)
     assert [str(base) for base in call.kwargs["_all_bases"]] == ["mul"]
-
-
-def test_sizes_that_are_known_only_at_run_time_are_found() -> None:
-    program = export(torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: Dim("n")},))
-    value = next(iter(program.graph.nodes)).meta["val"]
-    assert not private.has_unbacked_sizes([value, 3, None])
-    unbacked = value.fake_mode.shape_env.create_unbacked_symint()
-    assert private.has_unbacked_sizes([value, unbacked])

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram, export
-from torch.fx import GraphModule
 
 from lowerdeck.torch_base import graphs_of, remove_noop_mode_regions
 from lowerdeck_zoo import Of, saved_and_loaded
@@ -151,28 +150,6 @@ def test_results_that_a_region_passes_through_or_gives_twice_are_named_by_the_si
     assert names == [node.name for node in outputs]
     for found, expected in zip(made.module()(*inputs), forward(*inputs), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-def test_graphs_that_regions_hold_are_held_by_what_is_around_them() -> None:
-    def forward(x: Tensor) -> Tensor:
-        for _ in range(3):
-            with torch.no_grad():
-                x = x + 1
-                with _on():
-                    x = (x @ x).float()
-        return x
-
-    x = torch.randn(3, 3)
-    program = export(Of(forward), (x,))
-    made = remove_noop_mode_regions(program)
-    held = [
-        name for name, one in made.graph_module.named_children() if isinstance(one, GraphModule)
-    ]
-    assert sorted(held) == sorted(
-        {str(node.target) for node in made.graph.find_nodes(op="get_attr")}
-    )
-    assert len(held) == 3
-    torch.testing.assert_close(made.module()(x), program.module()(x), rtol=0, atol=0)
 
 
 class Varying(nn.Module):

@@ -3,43 +3,15 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import Any
 
 import pytest
 import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
-from torch.testing._internal.two_tensor import TwoTensor
 
 from lowerdeck.torch_base import _torch_private as private
 from lowerdeck.torch_base import bytes_of
 from lowerdeck_zoo import Of, exported
-
-
-def test_norms_of_batches_and_instances_have_one_base() -> None:
-    for norm in (torch.nn.BatchNorm1d(1), torch.nn.InstanceNorm3d(1), torch.nn.SyncBatchNorm(1)):
-        assert isinstance(norm, private.NormBase)
-    assert not isinstance(torch.nn.LayerNorm(1), private.NormBase)
-
-
-def test_operators_have_kinds_and_overloads_a_schema() -> None:
-    add = torch.ops.aten.add
-    assert isinstance(add.Tensor, private.OpOverload)
-    assert isinstance(add, private.OpOverloadPacket)
-    assert isinstance(torch.ops.higher_order.cond, private.HigherOrderOperator)
-    assert isinstance(torch.ops.higher_order.cond, private.OperatorBase)
-    assert isinstance(add.Tensor, private.OperatorBase)
-    delegate = torch.ops.higher_order.executorch_call_delegate
-    assert private.executorch_call_delegate is delegate
-    assert private.overload_name(add.Tensor) == "Tensor"
-    assert private.overload_name(torch.ops.aten.relu.default) == "default"
-    schema = private.schema_of(torch.ops.aten.add_.Tensor)
-    assert schema.name == "aten::add_"
-    written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-    assert written == [True, False, False]
-    assert private.find_schema(torch.ops.aten.add_.Tensor) == schema
-    assert private.find_schema(len) is None
-    assert private.find_schema("relu") is None
 
 
 def test_composite_operators_are_told_from_true_views() -> None:
@@ -55,13 +27,6 @@ def test_composite_operators_are_told_from_true_views() -> None:
     assert parts(x, x) is x
 
 
-def test_a_storage_is_known_by_its_own_identity() -> None:
-    whole = torch.zeros(4)
-    assert private.storage_identity(whole) == private.storage_identity(whole[2:])
-    assert private.storage_identity(whole) != private.storage_identity(torch.zeros(4))
-    assert private.storage_identity(torch.zeros(4).to_sparse()) is None
-
-
 def test_reading_a_lazy_clone_does_not_copy_it() -> None:
     tensor = torch.arange(12.0)
     clone = torch._lazy_clone(tensor)
@@ -73,16 +38,6 @@ def test_reading_a_lazy_clone_does_not_copy_it() -> None:
 def test_what_has_no_memory_has_no_address() -> None:
     assert private.data_address(torch.zeros(4, device="meta")[2:]) == 0
     assert private.data_address(torch.zeros(4).to_sparse()) == 0
-
-
-def test_values_under_a_fake_mode_are_fake() -> None:
-    with private.FakeTensorMode() as mode:
-        fake = torch.zeros(2)
-    real = torch.zeros(2)
-    assert isinstance(fake, private.FakeTensor)
-    assert type(real) is torch.Tensor
-    assert private.detect_fake_mode([fake]) is mode
-    assert private.detect_fake_mode([real]) is None
 
 
 def test_padding_of_symbols_needs_the_python_dispatcher() -> None:
@@ -99,21 +54,6 @@ def test_a_reserved_name_is_given_to_no_node() -> None:
     private.reserve_name(graph, "mm")
     made = graph.create_node("call_function", torch.ops.aten.mm.default, (), name="mm")
     assert made.name == "mm_1"
-
-
-def test_core_decompositions_take_apart_what_is_not_core() -> None:
-    rules = private.core_decompositions()
-    assert torch.ops.aten.t.default in rules
-    assert torch.ops.aten.addmm.default not in rules
-
-
-def test_a_wrapper_subclass_is_told_from_one_with_memory() -> None:
-    class Named(torch.Tensor):
-        pass
-
-    wrapped = TwoTensor(torch.ones(2), torch.ones(2))  # type: ignore[no-untyped-call]
-    assert private.is_traceable_wrapper_subclass(wrapped)
-    assert not private.is_traceable_wrapper_subclass(torch.ones(2).as_subclass(Named))
 
 
 def linear() -> torch.export.ExportedProgram:
@@ -251,18 +191,6 @@ def test_parts_of_a_program_are_replaced_in_place() -> None:
     assert list(program.constants) == ["k"]
     assert program.graph_signature is signature
     assert not program.module()(torch.ones(1, 2)).any()
-
-
-def test_trees_come_apart_and_together() -> None:
-    tree = ((1, [2]), {"k": 3})
-    leaves, spec = private.pytree.tree_flatten(tree)
-    assert leaves == private.pytree.tree_leaves(tree) == [1, 2, 3]
-    assert private.pytree.tree_unflatten(leaves, spec) == tree
-    assert private.pytree.tree_structure(((5, [6]), {"k": 7})) == spec
-    assert isinstance(spec, private.pytree.TreeSpec)
-    assert [child.type for child in spec.children()] == [tuple, dict]
-    assert private.pytree.treespec_tuple(spec.children()) == spec
-    assert json.loads(private.pytree.treespec_dumps(spec))[1]["type"] == "builtins.tuple"
 
 
 def test_copy_node_does_what_node_copy_does() -> None:
