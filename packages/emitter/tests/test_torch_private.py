@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from lowerdeck.decompose import Rules, decompose_graph
 from lowerdeck.emitter import _torch_private as private
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS
-from lowerdeck.emitter.ir.overloads import copying_name, out_variant
+from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.torch_base import expression_of
 
 ATEN = torch.ops.aten
@@ -24,19 +24,6 @@ def rows_of(size: Any) -> Any:
     """Return the number of rows of an input, which varies."""
     program = export(torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: size},))
     return next(iter(program.graph.nodes)).meta["val"].shape[0]
-
-
-def test_overloads_and_their_schemas_are_found() -> None:
-    names = {schema.overload_name for schema in private.operator_schemas("aten::add")}
-    assert {"Tensor", "Scalar", "out"} <= names
-    assert private.overload_packet(ATEN.add.Tensor) is ATEN.add
-
-
-def test_functions_of_one_number_have_operators() -> None:
-    functions = private.number_functions()
-    assert functions[torch.sym_sqrt] is ATEN.sqrt.default
-    for function, target in functions.items():
-        assert torch.isclose(target(torch.tensor(0.5)), torch.tensor(float(function(0.5))))
 
 
 def test_what_is_known_needs_no_guard() -> None:
@@ -57,12 +44,6 @@ def test_importing_the_package_does_not_load_sympy() -> None:
 def test_dimensions_have_the_names_that_the_user_gave() -> None:
     size = rows_of(Dim("rows", max=7))
     assert private.dimension_names(size) == {str(expression_of(size)): "rows"}
-
-
-def test_references_take_operators_apart() -> None:
-    target = ATEN.linalg_vector_norm.default
-    rule = private.reference_decompositions([target])[target]
-    assert rule(torch.tensor([3.0, 4.0])).item() == 5
 
 
 @pytest.mark.parametrize(
@@ -89,11 +70,6 @@ def test_out_variants_are_found_by_schema(target: torch._ops.OpOverload, expecte
     assert variant is not None
     assert variant.full_name == expected
     assert expected in OFFICIAL_KERNELS
-
-
-def test_operators_that_do_not_alias_keep_their_name() -> None:
-    assert copying_name("aten::add") == "aten::add"
-    assert copying_name("mylib::view") == "mylib::view"
 
 
 def test_a_rule_can_ask_what_the_node_gave_before() -> None:

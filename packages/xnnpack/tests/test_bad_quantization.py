@@ -166,23 +166,6 @@ def test_integers_beyond_half_a_byte_are_refused(
     assert "dequantize" in said
 
 
-@pytest.mark.parametrize(
-    ("mode", "call", "name", "value", "reason"),
-    [
-        ("rows", ".quantize_per_token", "quant_min", 0, "0 to 127, its scales for -128 to 127"),
-        ("rows", ".quantize_per_token", "quant_max", 100, "-128 to 100, its scales for"),
-        ("tensor", ".quantize_per_tensor.tensor", "quant_max", 63, "its scales for -128 to 127"),
-    ],
-)
-def test_rows_of_other_integers_than_their_scales_are_left(
-    mode: str, call: str, name: str, value: Any, reason: str
-) -> None:
-    program, partitioner = program_of(mode), XnnpackPartitioner()
-    node = changed(program, call, name, value, 0)
-    to_backend(program, partitioner)
-    assert reason in partitioner.refused[node]
-
-
 def test_rows_that_are_read_by_other_scales_than_they_were_made_by_are_left() -> None:
     def net(x: Tensor, w: Any) -> Tensor:
         scale, zero = qd.choose_qparams_per_token_asymmetric(x, torch.int8)
@@ -223,13 +206,6 @@ def test_tensors_that_do_not_fit_any_more_are_one_error_with_the_node(
     program.state_dict[f"parts.0.{name}"] = tensor
     with pytest.raises(SignatureError, match=message):
         to_backend(program, XnnpackPartitioner())
-
-
-def test_zero_points_that_are_no_whole_numbers_are_one_error_with_the_node() -> None:
-    weight = IntegerWeight(32, 64)
-    weight.zeros = torch.full((32,), 0.5)
-    with pytest.raises(LoweringError, match=r"not integers in .*dequantize_per_channel"):
-        lower(Function(lambda x, w: F.linear(x, w()), weight), ROWS)
 
 
 def _config(kind: str) -> Any:
@@ -277,15 +253,3 @@ def test_scales_of_torchaos_layers_that_are_none_are_one_error_with_the_node(
     else:
         assert isinstance(caught.value.__cause__, QuantizationError)
         assert "found the scale" in str(caught.value)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("block", [[], [64], [1, 0], [1, 7], [1, 128], [7, 32], [1, 1, 32]])
-def test_blocks_of_torchaos_layers_that_do_not_divide_are_one_error_with_the_node(
-    block: list[int],
-) -> None:
-    program = torchaos("8da4w")
-    changed(program, "dequantize", "block_size", block)
-    error = failure(program, XnnpackPartitioner())
-    assert error is not None
-    assert "found blocks of" in f"{error} {error.__cause__}"
