@@ -43,6 +43,6 @@ MODELS: dict[str, Callable[[], Made]] = {
     "ViT of 12 layers": vit.example,
     "GPT-2 (12 layers of 768)": lambda: (GPT(768, 12, 12, 50257), _tokens(64, 50257)),
     "llama of 16 layers": lambda: (Llama(64, 16, 1000), _tokens(16, 1000)),
-    "1,024 blocks of linear, gelu, layer norm": lambda: (Blocks(1024), (torch.randn(2, 16),)),
+    "256 blocks of linear, gelu, layer norm": lambda: (Blocks(256), (torch.randn(2, 16),)),
 }
 """Each makes a model with random weights, and its inputs."""

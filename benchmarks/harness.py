@@ -35,6 +35,9 @@ _PRINT_PEAK = (
     "    print('PEAK_KB', next(l for l in _status if l.startswith('VmHWM')).split()[1])"
 )
 
+_ENOUGH = 20.0
+"""Seconds of one comparison, after which its rounds end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -74,9 +77,13 @@ def cpu_seconds(action: Callable[[], object], *, repeat: int = 3) -> float:
 def in_rounds(measures: Sequence[Callable[[], float]], *, repeat: int = 3) -> list[float]:
     """Return the least that each measure gave, all of them taken in turn, again and again.
 
-    A slow minute of the machine then falls on every size of a series, not on one.
+    A slow minute of the machine then falls on every size of a series, not on one. After
+    ``_ENOUGH`` seconds there are no further rounds: drift matters little for what takes so long.
     """
-    rounds = [[measure() for measure in measures] for _ in range(repeat)]
+    rounds: list[list[float]] = []
+    start = time.perf_counter()
+    while len(rounds) < repeat and (not rounds or time.perf_counter() - start < _ENOUGH):
+        rounds.append([measure() for measure in measures])
     return [min(figures) for figures in zip(*rounds, strict=True)]
 
 

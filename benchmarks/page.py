@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from benchmarks.harness import Row
@@ -22,6 +23,7 @@ def page(records: Sequence[Record]) -> Iterator[str]:
     rows = [row for record in records for row in record.rows]
     met = [row.met for row in rows if row.met is not None]
     best = [row for record in records for row in _headlines(record)]
+    families = list(_families(rows))
     behind = sorted(
         (row for row in rows if row.ratio is not None and row.ratio < _LEVEL),
         key=lambda row: row.ratio or 0,
@@ -31,7 +33,8 @@ def page(records: Sequence[Record]) -> Iterator[str]:
     yield (
         "Ours and the peer were measured in turn in the same run; above 1 means ours is better."
         " Times are CPU time, the least of some runs, unless a row says otherwise. All rows are in"
-        " `benchmarks/records`; these are the headlines, and what a peer does better."
+        " `benchmarks/records`; these are the headlines, the families of models, and what a peer"
+        " does better."
     )
     yield ""
     yield from dict.fromkeys(
@@ -43,12 +46,20 @@ def page(records: Sequence[Record]) -> Iterator[str]:
     yield ""
     yield from table(best)
     yield ""
+    yield "## By model family"
+    yield ""
+    yield "Run time of files, beside the peer's file of the same model."
+    yield ""
+    yield "| backend | models | files | peer's time / ours, median | least |"
+    yield "|---|---|---:|---:|---:|"
+    yield from families
+    yield ""
     yield "## Where we are not ahead"
     yield ""
     compared = sum(row.ratio is not None for row in rows)
     yield f"{len(behind)} of {compared} comparisons are lost by more than 3 %, the worst first:"
     yield ""
-    yield from table(behind[: MOST - len(best)])
+    yield from table(behind[: MOST - len(best) - len(families)])
 
 
 def _headlines(record: Record) -> list[Row]:
@@ -56,6 +67,19 @@ def _headlines(record: Record) -> list[Row]:
     first = [row for row in record.rows if row.peer is not None][:1]
     totals = [row for row in record.rows if row.case.startswith(("median of", "swaps, all"))]
     return [*first, *(row for row in totals if row not in first)]
+
+
+def _families(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line for the run times of each backend on the models of each library."""
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        kind, _, model = row.case.partition(" ")
+        if kind in ("run", "dynamic") and "/" in model and row.ratio:
+            family = model.partition("/")[0] + ("" if kind == "run" else ", dynamic sizes")
+            ratios.setdefault((row.package, family), []).append(row.ratio)
+    for (package, family), found in sorted(ratios.items()):
+        middle = statistics.median(found)
+        yield f"| {package} | {family} | {len(found)} | {middle:.2f} | {min(found):.2f} |"
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
