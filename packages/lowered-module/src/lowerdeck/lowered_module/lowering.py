@@ -253,7 +253,7 @@ def _lower_whole(
             "an ExportedProgram: export the module first"
         )
     specs = list(compile_specs or [])
-    program = _in_values(edge_program)
+    program = _regrouped(_functional(edge_program))
     backend = find_backend(backend_id, peers=any(map(is_peers, specs)))
     kept = edge_form(program) if wants_edge_backend(backend) else program
     kept = shared_copy(program) if kept is program else kept
@@ -300,6 +300,10 @@ def _lowered(
     together: bool = False,
 ) -> dict[str, ExportedProgram]:
     """Return the programs that have partitioners, each with its parts given away."""
+    for partitioner in partitioners.values():
+        require_partitioner(partitioner)
+    # Of functional programs the signature says what they change.
+    programs = {**programs, **{name: _functional(programs[name]) for name in partitioners}}
     state = StateCopies(programs.values())
     cut = {}
     for name, partitioner in partitioners.items():
@@ -322,20 +326,24 @@ def _lowered(
     return lowered
 
 
-def _in_values(program: ExportedProgram, shared: _Shared | None = None) -> ExportedProgram:
-    """Return a program that can be lowered: repaired, and without writes in place.
-
-    Delegates pass values only, and the signature of a functional program says what they give
-    back.
-    """
+def _functional(program: ExportedProgram) -> ExportedProgram:
+    """Return a program repaired and without writes in place: delegates pass values only."""
     changed = changed_constant(program)
     if changed is not None:
         raise SignatureError(f"{changed}: re-export the module, or restore its constant")
     # Regions of modes that change nothing would cut what one partition can hold.
     program = with_plain_sizes(repair_program(program))
-    values = functional(remove_noop_mode_regions(program))
-    changed_elsewhere = None if shared is None else shared[0]
-    values = with_position_tables(with_merged_calls(values), changed_elsewhere)
+    return functional(remove_noop_mode_regions(program))
+
+
+def _regrouped(values: ExportedProgram, changed: MemoryMap | None = None) -> ExportedProgram:
+    """Return a functional program with its dynamic sizes and views as delegates take them.
+
+    Args:
+        values: Any functional program.
+        changed: The memory that other methods change.
+    """
+    values = with_position_tables(with_merged_calls(values), changed)
     return with_late_views(with_merged_calls(with_short_masks(values)))
 
 
@@ -343,8 +351,7 @@ def _partitioned(
     program: ExportedProgram, partitioner: PartitionerLike, shared: _Shared | None
 ) -> CutProgram:
     """Return a copy of ``program``, cut where the partitioner wants it."""
-    require_partitioner(partitioner)
-    program = _in_values(program, shared)
+    program = _regrouped(program, None if shared is None else shared[0])
     if wants_edge(partitioner):
         program = edge_form(program)
     with collector_held():

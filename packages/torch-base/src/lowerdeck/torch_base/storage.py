@@ -73,6 +73,10 @@ class MemoryMap:
                     joined.append((start, end))
             self._joined[space] = joined
 
+    def __bool__(self) -> bool:
+        """Return whether it holds any memory."""
+        return any(self._joined.values())
+
     def find(self, extent: Extent) -> Extent | None:
         """Return the joined extent that ``extent`` overlaps, the first if several, or None."""
         joined = self._joined.get(extent.space, [])

@@ -234,7 +234,7 @@ class StateCopies:
         }
 
     def _is_changed(self, value: object) -> bool:
-        if not isinstance(value, torch.Tensor):
+        if not self.changed or not isinstance(value, torch.Tensor):
             return False
         return self.changed.find(Extent.of(value)) is not None
 
