@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lowerdeck.emitter import UnsupportedError, emit
-from lowerdeck.inspect.report import dtype_name
+from lowerdeck.inspect.report.values import dtype_name
 from lowerdeck.runner import ProgramError, load
 from lowerdeck.serializer import ScalarType, deserialize_pte, serialize_pte
 from lowerdeck.torch_base import DTYPES, SCALAR_TYPES

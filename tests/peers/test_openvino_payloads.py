@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowerdeck.inspect.report import contents_of
+from lowerdeck.inspect.report.operators import contents_of
 from lowerdeck.serializer import deserialize_pte
 
 # Of executorch, against importlib and against itself.

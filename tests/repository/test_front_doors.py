@@ -95,6 +95,18 @@ def test_only_listed_tests_import_internal_modules() -> None:
     )
 
 
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "tools"])
+def test_what_suites_outside_ci_import_is_there(folder: str) -> None:
+    missing = []
+    for path in sorted(ROOT.joinpath(folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lowerdeck."):
+                module = importlib.import_module(str(node.module))
+                names = [alias.name for alias in node.names if not hasattr(module, alias.name)]
+                missing += [f"{path.name}: {node.module}.{name}" for name in names]
+    assert not missing, "\n".join(missing)
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_offered_name_is_there_and_no_other(package: str) -> None:
     door = importlib.import_module(f"lowerdeck.{package.replace('-', '_')}")
