@@ -15,9 +15,9 @@ FLOAT = XnnEncoding(XnnDatatype.FP32)
 HALF = XnnEncoding(XnnDatatype.FP16)
 BFLOAT = XnnEncoding(XnnDatatype.BF16)
 PER_ROW = XnnEncoding(XnnDatatype.QDINT8, nonbatch_dims=1)
-"""Quantised at run time, each row by itself, whatever else the table says."""
+"""Dynamically quantised per row."""
 PER_IMAGE = XnnEncoding(XnnDatatype.QDINT8, nonbatch_dims=3)
-"""The same for what a convolution reads: 1 gives garbage there, and 4 is refused."""
+"""Dynamically quantised input of a convolution; other values give garbage or are refused."""
 
 
 def int8(scale: float, zero_point: int = 0) -> XnnEncoding:
@@ -26,7 +26,7 @@ def int8(scale: float, zero_point: int = 0) -> XnnEncoding:
 
 
 TRUTH = int8(1.0)
-"""The bytes of a tensor of bool, which the runtime takes as the integers 0 and 1 that they are."""
+"""Encoding of bool tensors, whose bytes are the integers 0 and 1."""
 
 T = TypeVar("T")
 
@@ -35,18 +35,18 @@ class Layout(Enum):
     """Order of a value's dimensions in memory."""
 
     PLAIN = 0
-    """As torch counts them: N, C, H, W."""
+    """torch's order: N, C, H, W."""
     CHANNELS_LAST = 1
-    """As XNNPACK's convolutions and pools want them: N, H, W, C."""
+    """Order of XNNPACK's convolutions and pools: N, H, W, C."""
 
     def permutation(self, rank: int) -> tuple[int, ...]:
-        """Return, for each dimension of memory from the outermost, which of torch's it is."""
+        """Return torch's dimension of each dimension of memory, outermost first."""
         if self is Layout.PLAIN or rank < 3:
             return tuple(range(rank))
         return (0, *range(2, rank), 1)
 
     def arrange(self, sizes: Sequence[T]) -> tuple[T, ...]:
-        """Return what is listed by torch's dimensions in the order of memory."""
+        """Return values per dimension in torch's order as values in the order of memory."""
         return tuple(sizes[axis] for axis in self.permutation(len(sizes)))
 
     def position(self, axis: int, rank: int) -> int:

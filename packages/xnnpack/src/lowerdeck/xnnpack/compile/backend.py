@@ -1,4 +1,4 @@
-"""The half of the XNNPACK backend that works ahead of time."""
+"""The ahead-of-time half of the XNNPACK backend."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _FUNCTIONS: dict[object, XnnOperator] = {
 _EXTERNAL = {torch.float16: HALF, torch.bfloat16: BFLOAT, torch.bool: TRUTH}
 SIZES = (int, torch.SymInt)
 _WINDOWS = ("Convolution", "Pooling")
-"""Tables of nodes whose result has no height and width where there are no images."""
+"""Node tables whose result has no height and width when the batch is empty."""
 _LOG = logging.getLogger("lowerdeck.xnnpack")
 
 
@@ -74,18 +74,18 @@ class XnnpackBackend(BackendDetails):
     into the node before them.
     """
 
-    # Each release may compile otherwise: results that another one left in a cache are its own.
+    # Part of cache keys: another release may compile the same partition differently.
     version: ClassVar[str] = metadata.version("lowerdeck-xnnpack")
     reads_only = True
     supported_operators: ClassVar[tuple[str, ...]] = SUPPORTED
 
     @staticmethod
-    @collector_held()  # a partition of thousands of nodes makes as many records, which all live on
+    @collector_held()  # a partition of thousands of nodes allocates as many long-lived records
     def preprocess(
         edge_program: ExportedProgram,
         compile_specs: list[CompileSpec],
     ) -> PreprocessResult:
-        """Return the payload of one partition, its debug map, and its weights as named data.
+        """Return a partition's payload, debug map and weights as named data.
 
         Args:
             edge_program: The partition, in training or in core ATen form.
@@ -98,7 +98,7 @@ class XnnpackBackend(BackendDetails):
             UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
             QuantizationError: Scales of a weight make no sense.
         """
-        # What is computed ahead is computed here.
+        # Constants are folded on the CPU.
         edge_program = on_cpu(edge_program)
         constants = constant_tensors(edge_program)
         decisions = decisions_of(edge_program.graph, constants)
@@ -131,11 +131,11 @@ def emit_partition(
 
     Args:
         program: The partition as a program.
-        graph: Its graph, or one that computes the same of the same inputs.
+        graph: Its graph, or an equivalent one.
         constants: The tensors of placeholders that no run changes, by name.
         precision: ``"fp16"`` to store float32 filters as float16, ``"fp32"`` to compute float16
             in float32.
-        decided: The calls that the partitioner found XNNPACK to compute.
+        decided: The calls that the partitioner has checked already.
 
     Returns:
         The graph, its constants, and where its nodes came from.
@@ -169,9 +169,9 @@ def emit_partition(
     for node in graph.nodes:
         if node.op == "call_function" and not (node in emission or node in absorbed):
             if node.target is operator.getitem or isinstance(node.meta.get("val"), SIZES):
-                continue  # defined with what it reads from; sizes are read off at run time
+                continue  # defined together with its source; sizes are read at run time
             if node.target is ASSERTION:
-                continue  # a payload holds for the tensors that it was made for
+                continue  # a payload is only valid for the dtypes that it was compiled for
             if node.name in ahead:
                 _fold(emission, node)
                 continue
@@ -249,7 +249,7 @@ def _stored_as(tracked: Tracked) -> XnnEncoding | None:
 
 
 def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:
-    """Return a node, with those after it that it absorbed, up to one that has a value."""
+    """Return a node and the following nodes fused into it, up to one with a value."""
     chain = [node]
     while chain[-1] not in emission and len(chain[-1].users) == 1:
         chain.append(next(iter(chain[-1].users)))
@@ -257,11 +257,11 @@ def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:
 
 
 def _fold(emission: Emission, node: fx.Node) -> None:
-    """Compute ahead of time what depends on constants alone."""
+    """Constant-fold a node."""
 
     def data(node: fx.Node) -> Any:
         stored = emission.of(node).data
-        # What only moves numbers needs no copy of them in float32.
+        # Data movement needs no copy in float32.
         if moves and isinstance(stored, torch.Tensor):
             return stored
         return emission.constant(node)
@@ -292,7 +292,7 @@ def _fold(emission: Emission, node: fx.Node) -> None:
 
 
 def _folded_integers(emission: Emission, node: fx.Node) -> Quantized | None:
-    """Return constant integers that stay what they are, so that no float copy is made of them."""
+    """Return a folded integer constant, or None if it must be converted to float."""
     source = next(iter(node.all_input_nodes), None)
     if source is None or source not in emission:
         return None
@@ -333,6 +333,6 @@ def _emit_outputs(
 
 
 def _may_be_no_images(shape: Sequence[Dim], ranges: Mapping[Any, Any]) -> bool:
-    """Return whether the number of images, the only symbolic size of a tensor, may be 0."""
+    """Return whether the batch, the only symbolic size of a tensor, may be 0."""
     symbols = [axis for axis, size in enumerate(shape) if not is_fixed(size)]
     return len(shape) == 4 and symbols == [0] and size_range(shape[0], ranges)[0] == 0

@@ -37,7 +37,7 @@ def match_taken(
     kept: Collection[str] | None = None,
     decisions: Mapping[Node, Decision] = MappingProxyType({}),
 ) -> MatchedGraph:
-    """Return a program's graph with those operators in one piece that XNNPACK takes.
+    """Return a program's graph with decomposed operators that XNNPACK supports restored.
 
     Args:
         constants: Names of the placeholders that no run changes.
@@ -60,7 +60,7 @@ def match_taken(
 
 
 def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[str]) -> None:
-    """Leave on the tagged calls of a program what was decided for them.
+    """Store the partitioner's decisions in the metadata of the tagged calls.
 
     Args:
         matched: The graph with whole calls.
@@ -81,14 +81,14 @@ def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[st
 
 
 def decisions_of(graph: Graph, constants: Collection[str]) -> Mapping[Node, Decision]:
-    """Return the decisions for a partition; none unless it is whole, with all its constants.
+    """Return the decisions for a partition; empty unless it is complete, with its constants.
 
-    They do not hold for parts of it: what was a constant may be given at run time.
+    They are invalid for a part of it, whose constants may be run-time inputs.
 
     Args:
         constants: Names of the placeholders that no run changes.
     """
-    # Placeholders have the metadata of the calls, in other partitions, whose results they are.
+    # Placeholders carry the metadata of the calls in other partitions that produce them.
     calls = [node for node in graph.nodes if node.op == "call_function"]
     decisions = {node: node.meta[DECISION] for node in calls if DECISION in node.meta}
     found = {(decision.calls, decision.constants) for decision in decisions.values()}

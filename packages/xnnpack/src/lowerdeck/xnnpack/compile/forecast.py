@@ -29,8 +29,8 @@ UNSEEN = "quantised without a look"
 def unseen_weights(nodes: Sequence[Node], constants: Collection[str]) -> dict[str, str]:
     """Return which weights were quantised before an observer saw them.
 
-    Such an observer says 1.0, which no weight that was looked at has but by chance: nearly all
-    numbers become 0.
+    Such an observer returns the scale 1.0, with which nearly all
+    numbers of a weight are rounded to 0.
 
     Args:
         nodes: Those that XNNPACK takes.
@@ -53,7 +53,7 @@ def unseen_weights(nodes: Sequence[Node], constants: Collection[str]) -> dict[st
 def computed_in_float(
     nodes: Sequence[Node], constants: Collection[str], *, halves: bool
 ) -> dict[str, str]:
-    """Return why nodes compute floats that read 8-bit integers.
+    """Return why nodes that read 8-bit integers compute in float.
 
     Args:
         nodes: Those that XNNPACK takes, in order.
@@ -65,7 +65,7 @@ def computed_in_float(
     """
     stored: dict[Node, XnnEncoding | None] = {}
     reasons = {}
-    # Asked of all nodes in order: asking each for all that it depends on would be quadratic.
+    # One pass in graph order; walking back from each node would be quadratic.
     weights: set[Node] = set()
 
     def encoding_of(node: Node) -> XnnEncoding | None:

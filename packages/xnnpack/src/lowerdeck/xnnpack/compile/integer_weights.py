@@ -28,7 +28,7 @@ from lowerdeck.xnnpack.operators.rounding import (
 def integer_weights(
     nodes: Sequence[Node], constants: Collection[str]
 ) -> tuple[dict[str, str], dict[Node, str]]:
-    """Return which layers compute floats of integer weights, and which roundings are left.
+    """Return integer layers that compute in float, and the nodes left out for them.
 
     Args:
         nodes: The calls that XNNPACK takes.
@@ -69,7 +69,7 @@ def _refusal(layer: Node, source: Node, weight: Node) -> str | None:
 
 
 def _group_size(weight: Node) -> int:
-    """Return how many neighbours of a row share a scale, 0 if all do."""
+    """Return the group size of a weight's scales; 0 for one scale per row."""
     args = arguments_of(weight)
     integers, block = fake(args["input"]), args.get("block_size")
     if "group_size" in args:

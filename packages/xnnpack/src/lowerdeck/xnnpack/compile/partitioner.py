@@ -43,7 +43,7 @@ Reasons = dict[Node, str | None]
 
 
 class XnnpackPartitioner(Partitioner):
-    """Gives XNNPACK all that it computes as torch does, in as few partitions as can be.
+    """Delegates every node that XNNPACK computes like torch, in as few partitions as possible.
 
     It takes programs straight from ``torch.export.export`` as well as decomposed ones, in whose
     pieces it recognises attention, linear layers and others again. Programs that PT2E or torchao
@@ -94,7 +94,7 @@ class XnnpackPartitioner(Partitioner):
                 [node for node in nodes if kept is None or node.name in kept], constants
             )
             reasons, partitions, in_float = _proposed(exported_program, whole, constants, foldable)
-            # A node that two partitions read is in neither, so it cannot be folded: decide again.
+            # A node read by two partitions is in neither and cannot be folded: decide again.
             within = read_by_one(
                 foldable, partitions, mode_stretches(whole.graph.nodes, behaviours)
             )
@@ -151,7 +151,7 @@ class XnnpackPartitioner(Partitioner):
         self,
         ep: ExportedProgram,
     ) -> tuple[list[OpOverload], Callable[[Node], bool]]:
-        """Return the operators that XNNPACK takes whole, and which of their calls it takes."""
+        """Return the operators to keep undecomposed, and a filter for their calls."""
         constants = constant_names(ep)
         calls = [node for node in ep.graph.nodes if node.op == "call_function"]
         ahead = {*constants, *(node.name for node in foldable_nodes(calls, constants))}
@@ -163,7 +163,7 @@ class XnnpackPartitioner(Partitioner):
         ]
 
         def is_taken(call: Node) -> bool:
-            # ExecuTorch fails on what it kept whole for us and we left all the same.
+            # ExecuTorch fails on calls that it kept undecomposed and we did not delegate.
             return str(call.target) in QUANTIZATION or refusal(call, ahead) is None
 
         return [*whole, *quantising], is_taken
@@ -186,14 +186,14 @@ def _proposed(
     constants: Collection[str],
     foldable: Sequence[Node],
 ) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
-    """Return why nodes are left out, the partitions of the others, and layers of floats.
+    """Return the refused nodes with reasons, the partitions, and integer layers computed in float.
 
     Those are layers of integer weights, by name, with the reason; None where nothing is quantised.
     """
     nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
     ahead = {*constants, *(node.name for node in foldable)}
     reasons: Reasons = {
-        # A recognised call was asked about when it was matched.
+        # Restored calls were checked when they were matched.
         node: None if whole.is_new(node) else refusal(node, ahead)
         for node in nodes
     }
@@ -217,7 +217,7 @@ def _proposed(
 
 
 def _tag_foldable(foldable: Sequence[Node]) -> None:
-    """Move what is known into the partition that reads it."""
+    """Tag foldable nodes with the partition that reads them."""
     for node in reversed(foldable):
         node.meta.pop("delegation_tag", None)
         tags = {user.meta.get("delegation_tag") for user in node.users}
@@ -232,7 +232,7 @@ def _tag_assertions(program: ExportedProgram, behaviours: Behaviours) -> None:
         if node.target is ASSERTION:
             (source,) = node.all_input_nodes
             tag = source.meta.get("delegation_tag")
-            # Nothing passes a change of mode: what stands before it and behind it is not one call.
+            # Nodes before and after a change of mode cannot be in one call.
             if tag is not None and source not in switched:
                 node.meta["delegation_tag"] = tag
         elif behaviours.effect(node) & Effect.MODE:
@@ -263,11 +263,11 @@ _PERMUTATIONS = (
     torch.ops.aten.transpose.int,
 )
 _WINDOWS = 6
-"""Dimensions of images in windows."""
+"""Rank of images partitioned into windows."""
 
 
 def _tag_sizes(program: ExportedProgram) -> None:
-    """Tag sizes that one partition alone reads: it knows them from its inputs."""
+    """Tag sizes read by one partition only, which can take them from its inputs."""
     for node in reversed(program.graph.nodes):
         sources = [source.meta.get("val") for source in node.all_input_nodes]
         if any(isinstance(one, torch.Tensor) and one.dtype == torch.int64 for one in sources):
@@ -281,7 +281,7 @@ def _tag_sizes(program: ExportedProgram) -> None:
 
 
 def _serves(node: Node, constants: Collection[str]) -> bool:
-    """Return whether a node is nothing by itself: it prepares what a layer multiplies."""
+    """Return whether a node only prepares an operand of a layer."""
     if name_of(node) == INNER_TENSOR or is_weight(node, constants) or is_dynamic(node):
         return True
     source = node.args[0] if node.args else None
@@ -290,7 +290,7 @@ def _serves(node: Node, constants: Collection[str]) -> bool:
 
 
 def _leave_unread(reasons: Reasons, constants: Collection[str], whole: MatchedGraph) -> None:
-    """Leave what prepares weights and inputs for a layer that is left, and the other way round."""
+    """Refuse nodes that only prepare operands of a refused layer, and the reverse."""
     changed = True
     while changed:
         changed = False
@@ -304,7 +304,7 @@ def _leave_unread(reasons: Reasons, constants: Collection[str], whole: MatchedGr
 def _companions(
     node: Node, constants: Collection[str], whole: MatchedGraph
 ) -> Iterator[tuple[Node, str | None]]:
-    """Yield what must be taken if a node is, each with the reason why it is left otherwise."""
+    """Yield nodes to delegate together with a node, with the reason if they are not."""
     for reader in node.users if _serves(node, constants) else ():
         if reader.target is not ASSERTION:
             yield reader, f"{reader.name}, which reads it, is left to other kernels"
@@ -316,13 +316,13 @@ def _companions(
         if dynamic and source.op == "call_function" and is_dynamic(chosen_by(source)):
             yield source, f"{source.name}, which rounds it, is left to other kernels"
         if whole.sources.get(source) == ():
-            yield source, None  # made for a recognised layer alone
+            yield source, None  # added for a restored layer only
 
 
 def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[Sequence[Node]]:
-    """Return nodes that only one partition together can hold.
+    """Return groups of nodes that must be in one partition.
 
-    What prepares weights and inputs for a layer belongs with the layer.
+    Nodes that prepare the operands of a layer belong with the layer.
     """
     groups: dict[Node, list[Node]] = {}
     for node in nodes:

@@ -12,6 +12,6 @@ PRECISIONS = ("fp16", "fp32")
 
 
 def precision_of(compile_specs: Sequence[CompileSpec]) -> str | None:
-    """Return what the specs of a partition say about floats, None if nothing."""
+    """Return the precision in a partition's compile specs, or None."""
     values = [bytes(spec.value).decode() for spec in compile_specs if spec.key == PRECISION]
     return values[-1] if values else None

@@ -13,7 +13,7 @@ from torch.types import IntLikeType as Dim
 from lowerdeck.torch_base import OpOverload
 
 _DEQUANTIZES = ("quantized_decomposed.dequantize_", "torchao.dequantize_affine")
-"""How the names of operators begin that make real numbers of integers."""
+"""Prefixes of dequantising operators' names."""
 
 
 def named(names: str) -> list[OpOverload]:
@@ -66,8 +66,8 @@ class Call:
 
     Attributes:
         args: Its arguments by name.
-        constants: Names of the placeholders that are constants, and of what is known of them.
-        limits: Least and greatest result, where a clamp that follows is taken into the call.
+        constants: Names of constant placeholders, and of nodes folded from them.
+        limits: Minimum and maximum of a following clamp that is fused into the call.
     """
 
     node: Node
@@ -77,25 +77,25 @@ class Call:
 
     @property
     def result(self) -> tuple[Dim, ...]:
-        """The sizes of the result, of several that of the first."""
+        """The sizes of the (first) result."""
         value = self.node.meta["val"]
         return tuple((value[0] if isinstance(value, (list, tuple)) else value).shape)
 
     @property
     def operand(self) -> str:
-        """Name of the tensor that a function is of."""
+        """Name of the first tensor argument: ``self`` or ``input``."""
         return "self" if "self" in self.args else "input"
 
     def shape(self, name: str = "") -> tuple[Dim, ...]:
-        """Return the sizes of a tensor argument, of the operand if none is named."""
+        """Return the sizes of a tensor argument, by default the operand."""
         return shape_of(self.args[name or self.operand])
 
     def rank(self, name: str = "") -> int:
-        """Return the number of dimensions of a tensor argument, likewise."""
+        """Return the rank of a tensor argument, by default the operand."""
         return len(self.shape(name))
 
     def is_constant(self, name: str) -> bool:
-        """Return whether an argument is a constant, dequantised or as it is, or None."""
+        """Return whether an argument is a constant, a dequantised constant, or None."""
         value = self.args[name]
         if not isinstance(value, Node):
             return value is None

@@ -19,9 +19,9 @@ from lowerdeck.xnnpack.emit.tensors import Tracked
 from lowerdeck.xnnpack.payload import FLOAT, HALF
 
 _FEWEST = 4096
-"""Elements from which on a constant is larger than what computes it."""
+"""Fewest elements for which computing a constant is smaller than storing it."""
 _MOST = 1 << 20
-"""Elements that are compared at once."""
+"""Elements compared per chunk."""
 _ADDING = {XnnOperator.ADD, XnnOperator.SUBTRACT}
 _READERS = {*_ADDING, XnnOperator.MULTIPLY}
 _OTHERS = {XnnOperator.COPY}
@@ -83,7 +83,7 @@ def compute_constants(emission: Emission, readers: Mapping[int, set[XnnOperator]
 
 def _data(emission: Emission, value: XnnValue) -> torch.Tensor:
     assert value.constant is not None
-    # Copied, since torch has no tensors of what may only be read.
+    # Copied: torch has no read-only tensors.
     data = bytearray(emission.data[value.constant])
     return torch.frombuffer(data, dtype=_DTYPES[value.encoding]).reshape(value.shape)
 
@@ -111,7 +111,7 @@ def _step(emission: Emission, value: XnnValue) -> Tracked | None:
     difference = emission.binary(
         XnnOperator.SUBTRACT, Tracked.of(across), Tracked.of(down), (0.0, 1.0)
     )
-    # No single number is -inf apart from what it makes of 0.
+    # A multiplication cannot map 0 to 0 and 1 to -inf.
     for factor in [number] if number != -math.inf else [-_LARGEST, 2.0]:
         difference = emission.binary(XnnOperator.MULTIPLY, difference, factor)
     return difference

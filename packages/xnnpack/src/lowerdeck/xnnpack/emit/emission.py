@@ -19,7 +19,7 @@ from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.payload import FLOAT, PER_IMAGE, Layout, conversion, int8
 
 MOST_RESCALED = 128
-"""How much coarser than its result the runtime lets the input of a Convert be."""
+"""Largest ratio of input scale to result scale that the runtime's Convert computes correctly."""
 
 
 class Emission(Values):
@@ -35,12 +35,12 @@ class Emission(Values):
         super().__init__(half_weights=half_weights)
         self._ranges = ranges
         self.channels_last: set[int] = set()
-        """Positions of the arguments that the program holds with channels last."""
+        """Positions of the delegate's arguments that are channels last."""
         self._tracked: dict[fx.Node, Tracked] = {}
         self.in_float: dict[str, str] = {}
         """Nodes of a quantised program that are computed in float, and why."""
         self.functions: dict[str, tuple[XnnOperator, torch.Tensor]] = {}
-        """The function and its argument that constants under some keys were computed of."""
+        """By constant key: the function and argument that it was computed from."""
         self._dynamic: dict[tuple[int, XnnEncoding], int] = {}
         self._scalars: dict[bytes, Tracked] = {}
 
@@ -50,7 +50,7 @@ class Emission(Values):
         return node in self._tracked
 
     def of(self, node: fx.Node | float) -> Tracked:
-        """Return the tensor of an operand: a defined node, or a number."""
+        """Return an operand, a node or a number, as a tensor."""
         if not isinstance(node, fx.Node):
             return self.scalar(float(node))
         if node not in self._tracked:
@@ -65,7 +65,7 @@ class Emission(Values):
         self._tracked[node] = tracked
 
     def tracked(self, shape: Sequence[Dim], value: int, layout: Layout = Layout.PLAIN) -> Tracked:
-        """Return a tensor that one value holds."""
+        """Return a tensor held by one value."""
         return Tracked(tuple(shape), None, layout, {layout: value}, self.encoding_of(value))
 
     def constant(self, node: fx.Node) -> torch.Tensor:
@@ -112,7 +112,7 @@ class Emission(Values):
     def dynamic(
         self, value: int, shape: Sequence[Dim], layout: Layout, encoding: XnnEncoding
     ) -> int:
-        """Return a value of floats as integers whose scales are found at run time.
+        """Return a float value quantised dynamically.
 
         Args:
             value: The floats. All linear layers that read them share the result. Each convolution
@@ -162,7 +162,7 @@ class Emission(Values):
     def _external_output(self, tracked: Tracked, position: int, layout: Layout) -> None:
         source = self.id_of(tracked, layout)
         value = self.graph.values[source]
-        # The runtime supports one role per value: a value that has one is copied.
+        # A value can be an input or an output once: otherwise it is copied.
         if value.flags or value.constant:
             source = self.add(XnnOperator.COPY, tracked.shape, layout, input_id=source)
             value = self.graph.values[source]
@@ -171,7 +171,7 @@ class Emission(Values):
         self._note_layout(position, layout)
 
     def id_of(self, tracked: Tracked, layout: Layout = Layout.PLAIN) -> int:
-        """Return the value that holds a tensor in a layout, converted if need be."""
+        """Return the id of a tensor's value in a layout, converting if necessary."""
         record = self._held(tracked)
         if len(record.shape) < 3:
             layout = Layout.PLAIN
@@ -217,7 +217,7 @@ class Emission(Values):
         """Return the common layout for operands: channels last if one has it."""
         for operand in operands:
             symbols = sum(not is_fixed(size) for size in operand.shape)
-            # It would be widened by a reshape, which carries one symbolic size.
+            # Broadcasting it needs a reshape, which carries one symbolic size.
             if len(operand.shape) < rank and not operand.is_constant and symbols > 1:
                 return Layout.PLAIN
         if rank >= 3 and any(
@@ -242,7 +242,7 @@ class Emission(Values):
         """Add a node of one input.
 
         Args:
-            limits: Least and greatest result, where the node is to clamp.
+            limits: Minimum and maximum to clamp the result to.
             shape: Sizes of the result, where they are not the operand's.
             layout: Layout of the operand and the result, where it is not the operand's preferred.
             **fields: Further fields of the node's table than its input and output.
@@ -269,7 +269,7 @@ class Emission(Values):
         Args:
             left: A tensor or a number.
             right: A tensor or a number.
-            limits: Least and greatest result, where the node is to clamp.
+            limits: Minimum and maximum to clamp the result to.
             shape: Sizes of the result, where they are not those of the operands together.
             **fields: Further fields of the node's table than its inputs and output.
         """
@@ -293,7 +293,7 @@ class Emission(Values):
         Args:
             shape: Sizes of the result.
             weights: The ids of its filters and its bias.
-            limits: Least and greatest result, where the node is to clamp.
+            limits: Minimum and maximum to clamp the result to.
             flags: ``XnnNode.TRANSPOSE_WEIGHTS`` for filters of one row for each input.
         """
         filters, bias = weights
@@ -350,8 +350,8 @@ class Emission(Values):
         """Return a tensor with a number added around it.
 
         Args:
-            before: How often it precedes each dimension, as torch counts them.
-            after: How often it follows.
+            before: Amount before each dimension, in torch's order.
+            after: Amount after each dimension.
             number: The number, 0 if None.
             layout: The layout of the result, the tensor's preferred one by default.
         """
@@ -370,7 +370,7 @@ class Emission(Values):
         )
 
     def stretch(self, tensor: Tracked, axis: int, start: int, size: int) -> Tracked:
-        """Return a part of a tensor along one dimension, which has a fixed size."""
+        """Return a slice along one dimension of static size."""
         if size == tensor.shape[axis]:
             return tensor
         at = [position == axis for position in range(len(tensor.shape))]
@@ -391,10 +391,10 @@ class Emission(Values):
             )
 
     def sized(self, tracked: Tracked, layout: Layout) -> Tracked:
-        """Return a tensor whose sizes are set in any case; at most one of them is symbolic.
+        """Return a tensor with its sizes set explicitly; at most one is symbolic.
 
-        A convolution of no images leaves its result's height and width unset, and what reads them
-        dies of it.
+        A convolution of an empty batch leaves its result's height and width unset, and readers
+        crash.
         """
         with self.stored(None, tracked.encoding):
             value = self.reshaped(self.id_of(tracked, layout), layout.arrange(tracked.shape))
@@ -443,6 +443,6 @@ class Emission(Values):
 def _converts(source: XnnEncoding, target: XnnEncoding) -> bool:
     """Return whether one Convert node is right; otherwise two are, by way of float32."""
     if source.is_int8 and target.is_int8:
-        # Beyond this ratio the runtime's result is garbage, without a word.
+        # Beyond this ratio the runtime silently returns garbage.
         return source.scale / target.scale <= MOST_RESCALED
     return source == FLOAT or target == FLOAT

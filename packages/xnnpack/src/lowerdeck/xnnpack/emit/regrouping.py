@@ -23,7 +23,7 @@ from lowerdeck.xnnpack.emit.values import Fields
 from lowerdeck.xnnpack.payload import Layout
 
 _MOST_PIECES = 64
-"""Into how many slices a dimension is cut at most: each is a node and a copy."""
+"""Most slices of a dimension; each is a node and a copy."""
 
 
 def reshape_refusal(before: Sequence[Dim], after: Sequence[Dim]) -> str | None:
@@ -68,7 +68,7 @@ def resized(emission: Emission, tensor: Tracked, after: Sequence[Dim]) -> Tracke
 
 
 _Key = tuple[int, int]
-"""Orders the dimensions: the number of a group, and the place in it."""
+"""Sort key of a dimension: its group and its place in it."""
 
 
 @dataclass(frozen=True, slots=True)

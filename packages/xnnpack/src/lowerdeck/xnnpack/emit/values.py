@@ -35,9 +35,9 @@ class Values:
         self.sources: list[tuple[fx.Node, ...]] = []
         """The nodes that each node of the payload came from; its number is its debug handle."""
         self.reads: XnnEncoding | None = FLOAT
-        """How operands are read at present; None for each as it came to be."""
+        """Encoding in which operands are read; None for each producer's."""
         self.writes: XnnEncoding = FLOAT
-        """How results are made at present."""
+        """Encoding of the results of added nodes."""
         self._constants: dict[tuple[XnnConstant, tuple[int, ...], bool, XnnEncoding], int] = {}
 
     @contextmanager
@@ -135,11 +135,11 @@ class Values:
         return self._constant(bytes_of(self.scratch.keep(stored)))
 
     def rows_of(self, value: int, start: int, size: int) -> int:
-        """Return the id of a constant value that is some rows of another one.
+        """Return the id of a constant value holding some rows of another.
 
         Args:
-            value: The other one; its scales, if it has several, are those of rows.
-            size: How many there are.
+            value: The other one, with one scale or a scale per row.
+            size: Number of rows.
         """
         whole = self.graph.values[value]
         assert whole.constant is not None
@@ -157,7 +157,7 @@ class Values:
         return selected.id
 
     def value_like(self, value: XnnValue, dims: tuple[int, ...]) -> int:
-        """Return the id of a new value that is stored like another one.
+        """Return the id of a new value with another one's encoding.
 
         Args:
             dims: Its sizes in the order of memory.
@@ -173,7 +173,7 @@ class Values:
         return constant
 
     def _encoded(self, tensor: torch.Tensor, encoding: XnnEncoding) -> torch.Tensor:
-        """Return real numbers as a tensor of the bytes that the runtime wants."""
+        """Return real numbers converted to an encoding."""
         if not encoding.is_int8:
             return self.scratch.convert(tensor, _PLAIN[encoding])
         scale = float_of(encoding.scale)

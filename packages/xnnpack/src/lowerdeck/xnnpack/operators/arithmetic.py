@@ -13,13 +13,13 @@ from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table, function, table
 
 _COARSEST = 2**11
-"""From here on the runtime loses a step of its sums."""
+"""Ratio from which the runtime's sums are off by a step."""
 _FINEST_PRODUCT = 2**15
-"""From here on a product of two differences of 8 bits, in steps of the result, overflows int32."""
+"""Ratio from which a product, in steps of the result, overflows int32."""
 _FINEST_SUM = 2**14
-"""From 2**20 on the runtime's sums are garbage."""
+"""Largest ratio for sums; from 2**20 on the runtime's are garbage."""
 _APART = 2**20
-"""From here on the runtime loses steps of the finer input."""
+"""Ratio of the inputs' scales from which the finer input loses steps."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CAN_CLAMP = {XnnOperator.ADD, XnnOperator.SUBTRACT, XnnOperator.MULTIPLY, XnnOperator.DIV}
 
@@ -61,7 +61,7 @@ def scale_refusal(kind: XnnOperator, call: Call, scales: Scales) -> str | None:
 
 
 def _without_repeats(tracked: Tracked, other: Tracked) -> Tracked:
-    """Return a constant as small as the other operand's sizes let it be.
+    """Reduce repeated dimensions of a constant to size 1 where broadcasting restores them.
 
     Constants computed ahead of time often repeat one row, such as the token types of a sequence.
     """
@@ -74,7 +74,7 @@ def _without_repeats(tracked: Tracked, other: Tracked) -> Tracked:
             continue
         first = data.narrow(dim, 0, 1)
         bits = _BITS[data.element_size()]
-        # By their bits: a zero of another sign is another number to divide by.
+        # Compared by bits: dividing by -0.0 differs from dividing by 0.0.
         if bool((data.view(bits) == first.view(bits)).all()):
             data = first
     return tracked if data is tracked.data else Tracked.of(data)

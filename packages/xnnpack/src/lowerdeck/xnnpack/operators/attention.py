@@ -24,7 +24,7 @@ def _softmax(e: Emission, x: Tracked, call: Call) -> Tracked:
     layout = Layout.CHANNELS_LAST if axis == 1 and rank >= 3 else Layout.PLAIN
     if layout.position(axis, rank) == rank - 1:
         return e.unary(XnnOperator.SOFTMAX, x, layout=layout)
-    # The runtime's softmax runs along the last dimension: swap ours with it, and back.
+    # The runtime's softmax is along the last dimension: transpose before and after.
     swap = list(range(rank))
     swap[axis], swap[-1] = swap[-1], swap[axis]
     return e.transposed(e.unary(XnnOperator.SOFTMAX, e.transposed(x, swap)), swap)

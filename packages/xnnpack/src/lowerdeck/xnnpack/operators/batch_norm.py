@@ -28,7 +28,7 @@ class Affine:
 
     Attributes:
         scale: Factor of each channel, in float64.
-        shift: Summand of each channel, in float64.
+        shift: Bias of each channel, in float64.
         last: The node that holds the result.
     """
 
@@ -42,7 +42,7 @@ class Affine:
         """Return the filters and the bias of a layer with the batch norm folded in.
 
         Args:
-            filters: Those of the layer before it.
+            filters: Filters of the preceding layer.
             channel_dim: The dimension of the output channels in the filters.
         """
         sizes = [-1 if dim == channel_dim else 1 for dim in range(filters.dim())]
@@ -58,7 +58,7 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
         emission: Looks up the constants of the batch norm.
 
     Returns:
-        Its factors and summands, if its statistics are constants of the partition.
+        Its scale and shift, if its statistics are constants of the partition.
     """
     if len(node.users) != 1:
         return None

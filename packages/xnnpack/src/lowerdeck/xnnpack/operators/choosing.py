@@ -52,7 +52,7 @@ def choice_refusal(shape: Sequence[Dim], indices: Sequence[int]) -> str | None:
 
 
 def _few(shape: Sequence[Dim]) -> float:
-    """Return how many indices are reversed one by one; others are reshaped."""
+    """Return how many indices to reverse one by one; longer dimensions use reshapes."""
     return _FEW if sum(not is_fixed(size) for size in shape) < 2 else math.inf
 
 

@@ -46,11 +46,11 @@ class Integers(Enum):
     NEVER = auto()
     """It computes floats only."""
     KEEPS = auto()
-    """Its result is stored as its input is."""
+    """Its result has the encoding of its input."""
     JOINS = auto()
-    """Its inputs are all stored as its result is."""
+    """Its inputs have the encoding of its result."""
     CHOOSES = auto()
-    """Its result may be stored with any scale, which must be constant."""
+    """Its result may have any constant scale."""
 
 
 Emit: TypeAlias = Callable[[Emission, Call], None]
@@ -67,14 +67,14 @@ class Operator:
         emit: Adds the nodes and defines the call's result.
         refusal: Returns why XNNPACK cannot take a call, or None where it can. All tensors are
             already checked to be floats, not empty and of at most six dimensions.
-        computes: Whether the operator is worth a delegate by itself; data movement is not.
+        computes: Whether the operator alone justifies a delegate; data movement does not.
         integers: How it handles 8-bit integers.
         int8_refusal: Returns why a call cannot be computed on 8-bit integers, or None.
         scale_refusal: Returns why it cannot with these scales, or None.
         wide: Whether a call on float16 is computed in float32, as eager does: sums of squares
             exceed float16 where the result does not.
         clamps: Whether a following clamp is fused into the node.
-        packs: Names of the arguments that are weights, which need no separate scale.
+        packs: Names of the weight arguments, which have their own scales.
         bools: Names of the arguments that may be tensors of bool, which it reads as 0 and 1.
     """
 
@@ -91,11 +91,11 @@ class Operator:
 
 
 Build: TypeAlias = Callable[[Emission, Tracked, Call], Tracked]
-"""Returns the result of a call of a tensor."""
+"""Adds nodes for a call and returns its result."""
 
 
 def first_of(*refusals: Refusal) -> Refusal:
-    """Return a refusal that gives the first reason of several refusals."""
+    """Return a refusal that returns the first reason of several."""
     return lambda call: next(filter(None, (refusal(call) for refusal in refusals)), None)
 
 
@@ -135,7 +135,7 @@ def keeps_dtype(call: Call) -> str | None:
 
 
 def function(build: Build, *refusals: Refusal, **options: Any) -> Operator:
-    """Return an operator whose first result is built of the argument ``self`` or ``input``.
+    """Return an operator of one tensor, the argument ``self`` or ``input``.
 
     Args:
         build: Adds the nodes. If the operator clamps, they end with ``call.limits``.
@@ -154,7 +154,7 @@ def function(build: Build, *refusals: Refusal, **options: Any) -> Operator:
 
 
 def move(build: Build, *refusals: Refusal, **options: Any) -> Operator:
-    """Return a function that only moves elements: no work by itself, on integers as on floats."""
+    """Return an operator that only moves elements, in any encoding."""
     return function(build, *refusals, **{**MOVES, **options})
 
 

@@ -143,7 +143,7 @@ def _depth_as_channels(
     """Return images, one for each result in depth, with all channels that its window reads."""
     batch, channels, depth, height, width = tracked.shape
     kernel, stride, padding, _, dilation = settings.windows[0]
-    # Each slice covers the steps of all results, the last one included.
+    # Each slice includes the steps of all results.
     end = max(padding, (kernel - 1) * dilation + results * stride - int(depth) - padding)
     if padding or end:
         tracked = emission.padded(tracked, (0, 0, padding, 0, 0), (0, 0, end, 0, 0), layout=_LAST)
@@ -175,7 +175,7 @@ def _define(
     last: Node,
     limits: Range | None,
 ) -> None:
-    """Define a node as a convolution of an image, with the ids of its filters and its bias."""
+    """Define a node as a convolution of an image, given the ids of filters and bias."""
     filter_id, bias_id = weights
     batch, channels, *sizes = shape_of(last)
     shape = (image.shape[0], channels, *image_sizes((batch, channels, *sizes))[2:][-2:])
@@ -200,9 +200,9 @@ def _filter_encoding(
     filters: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> XnnEncoding:
-    """Return how filters and bias are stored: both alike, or the runtime's result is garbage."""
+    """Return the encoding of filters and bias: with different ones the runtime returns garbage."""
     if emission.writes == HALF:
-        return FLOAT  # of halves the runtime refuses filters of halves
+        return FLOAT  # the runtime refuses float16 filters for float16 inputs
     data = emission.of(weight).data
     halves = affine is None and isinstance(data, torch.Tensor) and data.dtype == torch.float16
     if not (halves or emission.half_weights):

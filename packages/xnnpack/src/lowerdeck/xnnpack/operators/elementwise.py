@@ -55,7 +55,7 @@ def _direct(kind: XnnOperator) -> Operator:
 def _gelu(e: Emission, x: Tracked, call: Call) -> Tracked:
     if call.args["approximate"] == "none":
         return e.unary(XnnOperator.GELU, x)
-    # XNNPACK's own is the exact one: x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
+    # XNNPACK's GELU is the exact one. The other: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
     scale = math.sqrt(2 / math.pi)
     slope = e.binary(_add, e.binary(_mul, e.unary(XnnOperator.SQUARE, x), scale * 0.044715), scale)
     tanh = e.unary(XnnOperator.TANH, e.binary(_mul, x, slope))
@@ -186,7 +186,7 @@ def is_square(node: Node, *others: object) -> bool:
 
 
 _LINEAR = 17
-"""From here on a softplus is its input, in float32."""
+"""Input from which a softplus equals its input in float32."""
 _UNIT = int8(1 / 256, -128)
 """Encoding of numbers from 0 to 1 as integers."""
 _ADDITIONS = frozenset({_aten.add.Tensor, _aten.add.Scalar})

@@ -1,6 +1,6 @@
 """Tensors as images of height and width, with their pools and padding.
 
-Lines of one dimension are images of one row; so are rows that are reduced to their maximum.
+One-dimensional inputs are images of one row; so are rows reduced to their maximum.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Window(NamedTuple):
 
 
 def spatial(value: int | Sequence[int], rank: int, other: int) -> tuple[int, ...]:
-    """Return an argument for each spatial dimension; lines are treated as images.
+    """Return an argument for height and width; lines are images of one row.
 
     Args:
         rank: The dimensions of the tensor; of 3, the argument is that of the width alone.

@@ -98,7 +98,7 @@ def _packed(
     data = tracked.data
     if data is None:
         return emission.id_of(tracked)
-    # Halves are kept as they are; they are converted piece by piece.
+    # float16 filters are kept, and converted chunk by chunk.
     tensor = data if isinstance(data, torch.Tensor) else emission.constant(node)
     tensor = tensor.reshape(-1) if flat else tensor
     return emission.packed(tensor, encoding)

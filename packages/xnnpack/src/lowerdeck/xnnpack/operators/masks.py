@@ -30,8 +30,8 @@ class Mask:
     """Effect of a mask on an attention.
 
     Attributes:
-        added: Addend of the scores; None where that is 0.
-        kept: 0 for each row that is masked completely, else 1; None if no row is.
+        added: Added to the scores; None for 0.
+        kept: 0 for each completely masked row, else 1; None if there is none.
             torch's result is 0 in such a row, a softmax over nothing but -inf would be NaN.
     """
 

@@ -32,7 +32,7 @@ from lowerdeck.xnnpack.operators.images import image_sizes, mean_of_images
 from lowerdeck.xnnpack.payload import Layout
 
 _PART = 16
-"""The most terms of one sum. It is also the number of sums that a linear layer computes in the
+"""Most terms of one sum; also the number of sums that a linear layer computes in the
 time of one."""
 _WIDE = 512
 """Wider rows are summed faster by pooling than by a linear layer."""
@@ -40,7 +40,7 @@ _TOKEN = 256
 """The widest rows that layer norms sum at once. Parts would take 1.5 % of the time of ViT-tiny;
 they are more exact only for rows of few distinct numbers, or with one a million times others."""
 _ELSEWHERE = 2.0**-64
-"""Weight of a number in the sums of the other parts, small enough not to change them. With a
+"""Weight of an element in the other parts' sums, small enough not to change them. With a
 weight of 0, an infinity would make these sums NaN; now they are infinite, as the row's sum is."""
 
 
@@ -237,7 +237,7 @@ def _standardized_by_channels(
     spread = pooled if groups > 1 else (batch, 1, 1, 1)
 
     def of_rows(tensor: Tracked) -> Tracked:
-        """Return a number for each group as one for each of its channels, if there are several."""
+        """Repeat a number per group for each of its channels."""
         if groups > 1:
             ones = Tracked.of(torch.ones(1, 1, 1, rows[3]))
             tensor = emission.binary(XnnOperator.MULTIPLY, tensor, ones, shape=rows)

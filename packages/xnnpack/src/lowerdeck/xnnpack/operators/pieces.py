@@ -109,7 +109,7 @@ def _unbind(emission: Emission, call: Call) -> None:
 
 
 def _split_pieces(emission: Emission, call: Call) -> list[tuple[fx.Node, Tracked]]:
-    """Return the pieces that are read, by their index, each with its dimension still there."""
+    """Return the used pieces by index, with the split dimension kept."""
     tracked = emission.of(call.args["self"])
     axis = call.axis()
     pieces = call.node.meta["val"]

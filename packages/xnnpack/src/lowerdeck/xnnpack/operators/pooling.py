@@ -65,7 +65,7 @@ def _windows(call: Call) -> list[Window]:
 
 
 def _reach(window: Window, many: int) -> int:
-    """Return how many elements a number of windows covers."""
+    """Return how many elements the windows cover."""
     return (many - 1) * window.stride + window.dilation * (window.kernel - 1) + 1
 
 
@@ -147,7 +147,7 @@ def _volume_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
     value = e.id_of(x, _LAST)
 
     def pooled(before: Sequence[Dim], after: Sequence[int], many: Dim, *ways: Window) -> int:
-        """Return the pool of as many images for each tensor of the batch."""
+        """Pool several images per batch element."""
         shape = (batch * many, channels, *before)
         image = e.tracked(shape, e.reshaped(value, _LAST.arrange(shape)), _LAST)
         shape = (batch * many, channels, *after)

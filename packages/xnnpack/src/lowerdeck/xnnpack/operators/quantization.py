@@ -60,7 +60,7 @@ def is_dynamic(node: Node) -> bool:
 
 
 def chosen_by(scale: Node) -> Node:
-    """Return the node that computed a scale, where the scale is one of its results."""
+    """Return the node that computes a scale, skipping a getitem."""
     source = scale.args[0] if scale.op == "call_function" and scale.args else None
     return source if isinstance(source, Node) else scale
 
@@ -97,7 +97,7 @@ def static_encoding(node: Node) -> XnnEncoding:
 
 
 def is_scale(number: float) -> bool:
-    """Return whether the runtime takes a scale: positive, finite and not denormal."""
+    """Return whether a scale is valid: positive, finite and not denormal."""
     return math.isfinite(number) and number >= _LEAST_SCALE and math.isfinite(float_of(number))
 
 

@@ -28,8 +28,8 @@ def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
         read: Returns the data of an argument of the node.
 
     Returns:
-        The integers with their scales; None for another node, and for integers that are not of
-        8 bits.
+        The integers with their scales; None for other nodes, and for integers that are not
+        8-bit.
 
     Raises:
         QuantizationError: The scales are not positive, finite and normal, or not as many as the

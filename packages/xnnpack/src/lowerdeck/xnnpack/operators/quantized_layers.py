@@ -29,7 +29,7 @@ class Filters:
 
     Attributes:
         data: The integers, with zero point 0.
-        scales: One, or one for each output channel.
+        scales: One scale, or one per output channel.
         channel_dim: The dimension of the output channels in ``data``.
         bits: 4 where the integers may be stored in half bytes, else 8.
     """
@@ -140,7 +140,7 @@ def output_scales(weight: Quantized, axis: int, repeats: int) -> torch.Tensor:
     Args:
         weight: The weight of a convolution, as torch orders its dimensions.
         axis: Its dimension of output channels.
-        repeats: How many groups use the channels of that dimension again.
+        repeats: Number of groups that share that dimension's channels.
 
     Raises:
         FloatNeededError: The scales run along another dimension.
@@ -163,7 +163,7 @@ def symmetric(weight: Quantized) -> Quantized:
 
 
 _GROUP_STEP = 32
-"""The runtime takes groups of multiples of this."""
+"""Group sizes must be multiples of this."""
 
 
 def quantized_linear(
@@ -194,7 +194,7 @@ def group_refusal(group: int, bits: int, *, rounds: bool) -> str | None:
     """Return why the runtime cannot multiply a weight with such groups, or None.
 
     Args:
-        group: How many neighbours of a row share a scale, 0 if all do.
+        group: Elements of a row that share a scale; 0 for all.
         bits: How many bits one integer has.
         rounds: Whether the runtime quantises the other factor.
     """

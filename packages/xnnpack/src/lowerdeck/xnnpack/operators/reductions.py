@@ -60,8 +60,8 @@ def _is_subtracted(mean: Node, source: Node) -> bool:
 def _refined_mean(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
     """Return the mean, plus the mean of the residuals.
 
-    The second is the rounding error of the first: for equal numbers the sum is that number. The
-    first is cut to 12 bits, as Veltkamp splits numbers, so that the residuals are exact.
+    The latter corrects the rounding error, so that equal numbers give that number. The mean is cut
+    to 12 bits (Veltkamp's splitting), so that the residuals are exact.
     """
     axes = _axes(call)
     mean = mean_over(emission, tracked, axes, keep=True, in_parts=True)
@@ -121,7 +121,7 @@ def _stretch_layout(
 ) -> Layout | None:
     """Return the layout in which dimensions are adjacent and should be averaged together.
 
-    Along the last one a linear layer does it as well, but not on integers.
+    Along the last one a linear layer is used instead, except for integers.
     """
     rank = len(tracked.shape)
     for layout in (tracked.preferred, *Layout):
@@ -197,7 +197,7 @@ def _variance_of(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
 
 
 def _variance(emission: Emission, call: Call) -> None:
-    """Add a variance, or its root, and perhaps the mean."""
+    """Define a variance or standard deviation, and optionally the mean."""
     tracked = emission.of(call.args["self"])
     result = _variance_of(emission, tracked, call)
     if call.node.target in _DEVIATIONS:

@@ -34,7 +34,7 @@ def first_result(node: Node) -> Node:
 
 
 def first_result_refusal(call: Call) -> str | None:
-    """Return why a call is refused of which more than the first result is read, or None."""
+    """Refuse calls whose other results are used."""
     if isinstance(call.node.meta["val"], torch.Tensor):
         return None
     readers = list(call.node.users)

@@ -21,7 +21,7 @@ CONVOLUTIONS = named(
     "conv1d conv1d.padding conv2d conv2d.padding convolution "
     "conv_transpose1d conv_transpose2d.input"
 )
-"""The convolutions that have integer weights, as operators."""
+"""Convolutions that support integer weights."""
 _LAYERS: Mapping[object, tuple[str, str]] = {
     _aten.linear.default: ("input", "weight"),
     _aten.addmm.default: ("mat1", "mat2"),
@@ -44,7 +44,7 @@ _SAME_WEIGHTS = _SAME_ROWS | _TURNS
 def unrounded_reader(
     node: Node, chain: Collection[str], is_weight: Callable[[Node], bool]
 ) -> Node | None:
-    """Return a reader of the rows of a chain that does not round them itself, or None.
+    """Return a reader of a chain's rows that does not quantise them itself, or None.
 
     Args:
         node: A node of the chain: it chooses scales, quantises or dequantises.
@@ -83,7 +83,7 @@ def layers_of(weight: Node) -> Iterator[Node]:
 
 
 def rows_of(layer: Node) -> Node:
-    """Return the producer of the rows of a layer, skipping nodes that do not change rows."""
+    """Return the producer of a layer's rows, skipping views of whole rows."""
     rows: Node = arguments_of(layer)[_LAYERS[layer.target][0]]
     while rows.target in _SAME_ROWS and isinstance(rows.args[0], Node):
         rows = rows.args[0]

@@ -90,7 +90,7 @@ def _input_refusal(
 
 
 def _has_free_encoding(entry: Operator, node: Node) -> bool:
-    """Return whether a constant is a single number, or gets the encoding of the result."""
+    """Return whether a constant is a scalar, or takes the encoding of the result."""
     value = fake(node)
     return entry.integers is Integers.JOINS or (value is not None and value.numel() == 1)
 
@@ -127,14 +127,14 @@ def _integers(
 
 
 def _result(node: Node) -> Node:
-    """Return the node that holds a call's first result, the call itself if nothing reads it."""
+    """Return the getitem node of a multi-output call's first output, or the call itself."""
     if fake(node) is not None:
         return node
     return next((user for user in node.users if user.args[1:] == (0,)), node)
 
 
 def rounded_after(node: Node) -> XnnEncoding | None:
-    """Return the encoding to which all readers of a result quantise it, else None.
+    """Return the encoding to which all readers quantise a result, or None.
 
     Nodes that only move elements are skipped: a decomposed layer is a product between two views.
     """

@@ -122,7 +122,7 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
 
 
 def _quantization_refusal(node: Node, entry: Operator, constants: Collection[str]) -> str | None:
-    """Return why a node that quantises or dequantises is not taken; its tensors are integers."""
+    """Return why a quantise or dequantise node is refused, or None."""
     args = arguments_of(node)
     source = args.get("input")
     if isinstance(source, Node) and not is_constant_source(source, constants):

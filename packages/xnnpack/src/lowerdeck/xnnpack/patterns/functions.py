@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 
 
 def _six(pattern: Pattern) -> Pattern:
-    """Return a tensor that is clamped to 0 and 6."""
+    """Return the pattern of a tensor clamped to 0 and 6."""
     return (
         Piece("clamp", Piece("clamp", pattern, 0), None, 6),
         Piece("clamp", pattern, 0, 6),

@@ -50,7 +50,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Whatever:
-    """Any argument but a tensor; the callers check the shapes of results instead."""
+    """Any argument but a tensor; callers check the result's shape instead."""
 
 
 @dataclass(frozen=True, slots=True)

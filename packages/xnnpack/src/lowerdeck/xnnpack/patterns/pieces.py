@@ -1,4 +1,4 @@
-"""Parts shared by the patterns of all operators."""
+"""Building blocks of patterns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Whole:
     """An operator and the pattern of its decomposition.
 
     Attributes:
-        pieces: The pattern, which ends where the operator's result is.
+        pieces: The pattern; its last call has the operator's result.
         arguments: Returns the operator's arguments; None if the match is not equivalent to it.
     """
 
@@ -40,7 +40,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An argument of a whole operator that an additional call computes.
+    """An argument of a restored operator, computed by an additional call.
 
     Attributes:
         arguments: The call's arguments; its result has the sizes of the first.

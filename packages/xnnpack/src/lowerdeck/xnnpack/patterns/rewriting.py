@@ -29,9 +29,9 @@ _STAGES: tuple[tuple[Whole, ...], ...] = (
 """Patterns in order; later stages build on the results of earlier ones."""
 Accepts = Callable[[Node], bool]
 Numbers = Mapping[str, Collection[int]]
-"""Numbers of patterns by the names of the last nodes that they match."""
+"""By the name of a match's last node: the indices of the patterns that match there."""
 _ByLast = Mapping[object, Sequence[tuple[int, Whole]]]
-"""Operators, with the numbers of their patterns, by the targets of their last pieces."""
+"""Patterns with their indices, by the target of their last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class MatchedGraph:
         return self.sources.get(node, (node,))
 
     def is_new(self, node: Node) -> bool:
-        """Return whether a call is no copy of one of the program."""
+        """Return whether a call was added by matching."""
         sources = self.sources_of(node)
         return len(sources) != 1 or sources[0].target is not node.target
 
@@ -65,11 +65,11 @@ class MatchedGraph:
 def match_patterns(
     module: GraphModule, accepts: Accepts, decided: Numbers | None = None
 ) -> MatchedGraph:
-    """Return a program's graph with whole operators in place of their decompositions.
+    """Return a program's graph with decomposed operators restored.
 
     Args:
         module: The program, which is not changed.
-        accepts: Whether a whole call is better than its pieces: whether XNNPACK takes it.
+        accepts: Whether XNNPACK supports a restored call.
         decided: The patterns that matched in the program that this one was cut out of; None tries
             all on all nodes.
 
@@ -107,7 +107,7 @@ def _possible_stages(targets: set[object]) -> list[_ByLast]:
 
 
 def _ends_something(node: Node, stages: Sequence[_ByLast], decided: Numbers | None) -> bool:
-    """Return whether a program's node is the last of some operator's pieces."""
+    """Return whether some pattern may end with a node."""
     if decided is not None:
         return node.name in decided
     return node.op == "call_function" and any(
@@ -126,7 +126,7 @@ def _copy_graph(module: GraphModule) -> MatchedGraph:
 def _recognise(
     matched: MatchedGraph, wholes: _ByLast, accepts: Accepts, decided: Numbers | None
 ) -> None:
-    """Replace the pieces of operators, the last in the graph first."""
+    """Replace matches, from the end of the graph."""
     survey = _Survey(matched.graph)
     for node in reversed(list(matched.graph.nodes)):
         whole_call: Node | None = node
@@ -146,7 +146,7 @@ def _replace(
     survey: _Survey,
     accepts: Accepts,
 ) -> Node | None:
-    """Replace the pieces of which a node is the last, and return their replacement."""
+    """Replace the match that ends with a node, and return the restored call."""
     graph, sources = matched.graph, matched.sources
     for number, whole in wholes:
         match, arguments = _first_match(whole, node) or (None, None)
@@ -235,7 +235,7 @@ class _Survey:
                 self._early.add(node)
 
     def are_as_one(self, pieces: Sequence[Node], arguments: Iterable[Node]) -> bool:
-        """Return whether pieces may be computed at the last of them, from some arguments.
+        """Return whether a match's calls may all be computed at the position of the last.
 
         They may if no other node mutates a tensor between them, and if they read nothing else but
         sizes of inputs and tensors without elements. Sizes of results of the same delegate would

@@ -26,7 +26,7 @@ CONVOLUTION = {
 TRANSPOSED = {_ATEN.conv_transpose1d.default, _ATEN.conv_transpose2d.input}
 BATCH_NORM = {_ATEN.batch_norm.default}
 BINARY = {_ATEN.add.Tensor, _ATEN.add_.Tensor, _ATEN.mul.Tensor, _ATEN.mul_.Tensor}
-# Their results are in the range of their inputs: the same scale serves.
+# Their results are within the range of their inputs, and share its scale.
 SHARING = {
     *RELU,
     *(_ATEN.hardtanh.default, _ATEN.hardtanh_.default),
@@ -79,9 +79,9 @@ def annotate_arithmetic(graph_module: GraphModule, specs: Specs, accepts: Accept
 
 
 def share_scales(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> None:
-    """Let operators that move, clamp or average quantised numbers keep their scales, in place.
+    """Make operators that move, clamp or average quantised tensors share their scales, in place.
 
-    An adaptive average pool is quantised whatever it reads.
+    Adaptive average pools are always quantised.
 
     Args:
         graph_module: The module that PT2E is to quantise.
@@ -153,7 +153,7 @@ def _only_user(node: Node, targets: set[Any]) -> Node | None:
 
 
 def _has_scale(node: Node) -> bool:
-    """Return whether a result, or the tensor that it was moved from, is already quantised."""
+    """Return whether a result, or the source of its data movement, is already quantised."""
     while _output_of(node) is None:
         source = node.args[0] if node.args else None
         if node.target not in SHARING or not isinstance(source, Node):

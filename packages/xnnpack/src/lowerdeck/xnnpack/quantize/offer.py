@@ -43,7 +43,7 @@ class XnnpackQuantization:
         kwargs: Mapping[str, Any],
         samples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
     ) -> tuple[ExportedProgram, XnnpackPartitioner]:
-        """Return a quantised program of a model, and the partitioner for it.
+        """Quantise a model; return its program and a partitioner for it.
 
         Args:
             module: The model, in evaluation mode; it is not changed.

@@ -19,7 +19,7 @@ class Specs:
 
     Attributes:
         activation: Of the inputs of an operator.
-        output: Of its result; None leaves that in float.
+        output: Of its result; None for float.
         weight: Of the weights of a layer, whose first dimension is that of its results.
         transposed_weight: Of the weights of a transposed convolution, where that is the second.
         dynamic: Whether the scales of activations are chosen at run time.

@@ -21,7 +21,7 @@ MOST_ELEMENTS = 2**31
 def bounded(*sizes: int) -> None:
     """Raise ``DelegateRunError`` for a result that is too large, before it is allocated."""
     if math.prod(max(size, 0) for size in sizes) > MOST_ELEMENTS:
-        raise DelegateRunError(f"a result of sizes {list(sizes)} is larger than any honest one")
+        raise DelegateRunError(f"a result of sizes {list(sizes)} exceeds the limit on elements")
 
 
 def _pixels(value: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def _max_pool(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
 
 
 def _avg_pool(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
-    # The mean of the true elements: padding is counted out.
+    # The mean excludes padding.
     window, stride = _two(fields, "pooling"), _two(fields, "stride")
     pixels = _pixels(inputs[0])
     total = F.avg_pool2d(_padded(pixels, fields), window, stride)
@@ -258,4 +258,4 @@ KERNELS: Mapping[XnnOperator, Kernel] = {
 }
 _CLAMPING = (XnnOperator.ADD, XnnOperator.SUBTRACT, XnnOperator.MULTIPLY, XnnOperator.DIV)
 IGNORE_RANGE = frozenset(KERNELS) - {*_CLAMPING, XnnOperator.CLAMP, *_WINDOWS}
-"""The kinds whose range the official runtime does not look at."""
+"""Node kinds whose output range the official runtime ignores."""

@@ -42,7 +42,7 @@ _LEAST, _MOST = -128, 127
 
 
 def stored_constant(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tensor:
-    """Return a constant as real numbers; a bias of integers, as the integers that it is.
+    """Return a constant as real numbers; an integer bias stays integer.
 
     Args:
         value: A value with data.
@@ -120,7 +120,7 @@ def real(tensor: torch.Tensor, value: XnnValue) -> torch.Tensor:
 
 
 def stored(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
-    """Return real numbers as the program holds them."""
+    """Return real numbers in the program's dtype."""
     how = value.encoding
     if not how.scheme:
         return numbers.to(PROGRAM_DTYPES[value.dtype])
@@ -129,7 +129,7 @@ def stored(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
 
 
 def rounded(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
-    """Return real numbers as a value can hold them.
+    """Round real numbers to those that a value can represent.
 
     Args:
         numbers: What a node computed, in float32.

@@ -37,7 +37,7 @@ class Precision:
 
 
 def precision_of(node: XnnNode, values: Mapping[int, XnnValue]) -> Precision | None:
-    """Return how exact a node is, None for float32 throughout.
+    """Return the precision of a node's result; None for float32.
 
     Args:
         values: The values of its payload by id.

@@ -1,4 +1,4 @@
-"""The half of the XNNPACK backend that runs, in Python: a reference for the official one."""
+"""The runtime half of the XNNPACK backend, in Python: a reference for the official runtime."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class LoadedPayload:
         constants: The tensors of its constant values, by id.
         inputs: The values that the caller fills; ``external_id`` is their position.
         outputs: The values that it returns, in order.
-        channels_last: Positions of the arguments that the program stores with channels last. The
-            official runtime reads it from the program's tensors; for ours the compiler writes it
-            into the version's text.
+        channels_last: Positions of the channels-last arguments. The
+            official runtime takes the dim order from the program's tensors; this one has only the
+            payload, so the compiler appends the positions to its version string.
         images: Ids of the values that are stored with channels last.
         factors: Factor of each node's bias, by the node's number.
         values: All values by id.
@@ -78,14 +78,14 @@ class XnnpackRuntime:
         """Return the payload, read and checked.
 
         Args:
-            blob: What ``preprocess`` made, ours or ExecuTorch's, float or quantised.
+            blob: A payload of this package or of ExecuTorch, float or quantised.
 
         Returns:
-            The handle that ``execute`` wants.
+            The handle for ``execute``.
 
         Raises:
-            BlobError: The blob is truncated, damaged, of another version, inconsistent, or its
-                weights are not what it says.
+            BlobError: The blob is truncated, damaged, of another version or inconsistent, or its
+                weights do not match it.
         """
         graph = _checked(blob, {key: len(data) for key, data in named_data.items()})
         values = {value.id: value for value in graph.values}
@@ -138,7 +138,7 @@ class XnnpackRuntime:
         """Return the outputs for ``inputs``.
 
         Args:
-            inputs: The arguments of the call; sizes among them are not looked at.
+            inputs: The arguments of the call; those that are sizes are ignored.
 
         Returns:
             New tensors, in order.
@@ -203,7 +203,7 @@ class XnnpackRuntime:
 
 
 def _bytes_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype as which an argument is read: bools are the integers 0 and 1."""
+    """Return the dtype to read an argument as: bools are read as 0 and 1."""
     is_bool = tensor.dtype == torch.bool and dtype == torch.int8
     return dtype if is_bool else tensor.dtype
 
@@ -214,7 +214,7 @@ def _arranged(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def _no_log(*_: object) -> None:
-    """Drop a report."""
+    """Ignore a report."""
 
 
 def _run(
@@ -243,7 +243,7 @@ def _position(value: XnnValue) -> int:
 
 
 def _checked(blob: memoryview, named: Mapping[str, int]) -> XnnGraph:
-    """Return a payload's graph, which the official runtime survives and this one can compute."""
+    """Decode a payload and check that both runtimes can execute it."""
     try:
         graph = decode_payload(blob)
         _check_computable(graph)
