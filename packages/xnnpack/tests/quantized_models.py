@@ -1,4 +1,4 @@
-"""Whole small models, and how their users quantise them: with PT2E and with torchao."""
+"""OperatorPattern small models, and how their users quantise them: with PT2E and with torchao."""
 
 from __future__ import annotations
 

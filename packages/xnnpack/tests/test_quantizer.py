@@ -52,7 +52,7 @@ def quantizer() -> Any:
         return importlib.import_module("lowerdeck.xnnpack.quantizer").XnnpackQuantizer
 
 
-class Numbers(nn.Module):
+class PatternIndices(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x + 2.0, y + 1
 
@@ -60,7 +60,7 @@ class Numbers(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 def test_numbers_become_tensors_where_floats_are_computed(quantizer: Any) -> None:
     inputs = (torch.ones(2), torch.ones(2, dtype=torch.int64))
-    module: Any = torch.export.export(Numbers(), inputs).module(check_guards=False)
+    module: Any = torch.export.export(PatternIndices(), inputs).module(check_guards=False)
     quantizer().transform_for_annotation(module)
     one, other = module(*inputs)
     assert torch.equal(one, torch.full((2,), 3.0))

@@ -23,7 +23,7 @@ class Decision:
     Attributes:
         calls: How many such calls the partition has.
         constants: How many constants these read.
-        patterns: Numbers of the patterns of whole calls that end with this one.
+        patterns: Indices of the patterns that match with this call as the last.
     """
 
     calls: int
@@ -73,7 +73,7 @@ def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[st
         if tag is not None and _is_call(node):
             partitions.setdefault(tag, []).append(node)
     for calls in partitions.values():
-        if any(node.name in matched.open for node in calls):
+        if any(node.name in matched.postponed for node in calls):
             continue
         numbers = len(calls), _count_constants(calls, constants)
         for node in calls:

@@ -25,7 +25,7 @@ from lowerdeck.xnnpack.patterns.pieces import (
     DIV,
     MUL,
     Arguments,
-    Whole,
+    OperatorPattern,
     swaps_last_two,
     turned,
     view,
@@ -132,10 +132,12 @@ def _grouped(match: Match) -> Arguments | None:
 
 _PRODUCT = "matmul bmm"
 ATTENTION = (
-    Whole(_ATTENTION, Piece(_PRODUCT, _weights(_scores(masked=True)), Leaf("value")), _attention),
+    OperatorPattern(
+        _ATTENTION, Piece(_PRODUCT, _weights(_scores(masked=True)), Leaf("value")), _attention
+    ),
 )
 GROUPS = (
-    Whole(
+    OperatorPattern(
         _ATTENTION,
         Piece(
             *("scaled_dot_product_attention", Leaf("query"), _repeated("key"), _repeated("value")),

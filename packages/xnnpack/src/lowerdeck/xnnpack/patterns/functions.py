@@ -13,7 +13,7 @@ from lowerdeck.xnnpack.patterns.matching import (
     Piece,
     same_sizes,
 )
-from lowerdeck.xnnpack.patterns.pieces import ADD, DIV, MUL, Arguments, W, Whole, X
+from lowerdeck.xnnpack.patterns.pieces import ADD, DIV, MUL, Arguments, OperatorPattern, W, X
 
 _aten = torch.ops.aten
 
@@ -52,10 +52,12 @@ _PRELU = Piece("where.self", _POSITIVE, X, Piece(MUL, W, X, commutes=True))
 
 
 FUNCTIONS = (
-    Whole(_aten.hardswish.default, Piece(DIV, Piece(MUL, X, _SHIFTED, commutes=True), 6), _of_x),
-    Whole(_aten.hardswish.default, Piece(MUL, X, _SIXTH, commutes=True), _of_x),
-    Whole(_aten.hardsigmoid.default, _SIXTH, _of_x),
-    Whole(_aten._prelu_kernel.default, _PRELU, _prelu),
+    OperatorPattern(
+        _aten.hardswish.default, Piece(DIV, Piece(MUL, X, _SHIFTED, commutes=True), 6), _of_x
+    ),
+    OperatorPattern(_aten.hardswish.default, Piece(MUL, X, _SIXTH, commutes=True), _of_x),
+    OperatorPattern(_aten.hardsigmoid.default, _SIXTH, _of_x),
+    OperatorPattern(_aten._prelu_kernel.default, _PRELU, _prelu),
 )
 
 
@@ -79,10 +81,10 @@ _VARIANCE = Piece(ADD, _MEAN, Amount("eps"))
 _FACTOR = (Piece("rsqrt", _VARIANCE), Piece("pow.Tensor_Scalar", _VARIANCE, -0.5))
 _NORMED = Piece("mul.Tensor", X, _FACTOR, commutes=True)
 NORMS = (
-    Whole(
+    OperatorPattern(
         _aten.rms_norm.default,
         Piece("mul.Tensor", _NORMED, W, commutes=True),
         _rms_norm,
     ),
-    Whole(_aten.rms_norm.default, _NORMED, _rms_norm),
+    OperatorPattern(_aten.rms_norm.default, _NORMED, _rms_norm),
 )

@@ -16,7 +16,7 @@ from lowerdeck.xnnpack.operators.quantization import chosen_by, name_of
 from lowerdeck.xnnpack.operators.shapes import order_of
 from lowerdeck.xnnpack.patterns.matching import Laid, Leaf, Match, Pattern, Piece
 from lowerdeck.xnnpack.patterns.matching import same_sizes as same
-from lowerdeck.xnnpack.patterns.pieces import ANY, Arguments, Prepared, Whole, turned
+from lowerdeck.xnnpack.patterns.pieces import ANY, Arguments, OperatorPattern, Prepared, turned
 
 _ROUNDED = "torchao.quantize_affine.default"
 _INT8 = (-128, 127)
@@ -115,6 +115,6 @@ _SCALED = _times(
     Leaf("scale"),
 )
 INTEGER_LAYERS = tuple(
-    Whole(torch.ops.aten.linear.default, Laid(piece), _layer)
+    OperatorPattern(torch.ops.aten.linear.default, Laid(piece), _layer)
     for piece in (Piece("add.Tensor", Laid(_SCALED), Leaf("bias")), _SCALED)
 )

@@ -16,7 +16,7 @@ from lowerdeck.xnnpack.patterns.matching import Match, Piece, is_empty, same_siz
 from lowerdeck.xnnpack.patterns.pieces import (
     ANY,
     Arguments,
-    Whole,
+    OperatorPattern,
     X,
     turned,
     view,
@@ -57,9 +57,9 @@ def _is_always_empty(node: Node) -> bool:
 
 
 # The empty initial cache of a transformer, concatenated with its first entries.
-JOINS = (Whole(_aten.clone.default, Piece("cat", ANY, ANY), _joined_alone),)
+JOINS = (OperatorPattern(_aten.clone.default, Piece("cat", ANY, ANY), _joined_alone),)
 SHUFFLES = (
-    Whole(
+    OperatorPattern(
         _aten.channel_shuffle.default,
         view(turned(view(X, "apart"), "turned"), "together"),
         _channel_shuffle,

@@ -25,7 +25,7 @@ Arguments: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class OperatorPattern:
     """An operator and the pattern of its decomposition.
 
     Attributes:

@@ -16,8 +16,8 @@ from lowerdeck.xnnpack.patterns.pieces import (
     ANY,
     Arguments,
     B,
+    OperatorPattern,
     W,
-    Whole,
     X,
     swaps_last_two,
     turned,
@@ -86,15 +86,15 @@ _ADDMM = Piece("addmm", B, _ROWS, turned(W, "turned"))
 _MM = Piece("mm", _ROWS, turned(W, "turned"))
 _BMM = Piece("bmm", _side(X, "left"), _side(W, "right"))
 PRODUCTS = (
-    Whole(_aten.linear.default, view(_ADDMM), _linear),
-    Whole(_aten.linear.default, view(_MM), _linear),
-    Whole(_aten.matmul.default, view(Piece("mm", _ROWS, W)), _rows_times_matrix),
-    Whole(
+    OperatorPattern(_aten.linear.default, view(_ADDMM), _linear),
+    OperatorPattern(_aten.linear.default, view(_MM), _linear),
+    OperatorPattern(_aten.matmul.default, view(Piece("mm", _ROWS, W)), _rows_times_matrix),
+    OperatorPattern(
         _aten.addmm.default,
         view(Piece("addmm", B, _ROWS, W)),
         _rows_times_matrix_and_bias,
     ),
-    Whole(_aten.matmul.default, view(_BMM), _product),
+    OperatorPattern(_aten.matmul.default, view(_BMM), _product),
 )
 
 
@@ -111,10 +111,10 @@ def _layer(match: Match) -> Arguments | None:
 
 _TURNED_PRODUCT = Piece("matmul", X, turned(W, "turned"))
 LAYERS = (
-    Whole(
+    OperatorPattern(
         _aten.linear.default,
         Piece("add.Tensor", _TURNED_PRODUCT, B, commutes=True),
         _layer,
     ),
-    Whole(_aten.linear.default, _TURNED_PRODUCT, _layer),
+    OperatorPattern(_aten.linear.default, _TURNED_PRODUCT, _layer),
 )

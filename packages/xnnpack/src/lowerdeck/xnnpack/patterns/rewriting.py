@@ -17,10 +17,10 @@ from lowerdeck.xnnpack.patterns.functions import FUNCTIONS, NORMS
 from lowerdeck.xnnpack.patterns.integer_layers import INTEGER_LAYERS
 from lowerdeck.xnnpack.patterns.matching import Match, is_empty, is_possible, matches
 from lowerdeck.xnnpack.patterns.movements import JOINS, SHUFFLES
-from lowerdeck.xnnpack.patterns.pieces import Arguments, Prepared, Whole
+from lowerdeck.xnnpack.patterns.pieces import Arguments, OperatorPattern, Prepared
 from lowerdeck.xnnpack.patterns.products import LAYERS, PRODUCTS
 
-_STAGES: tuple[tuple[Whole, ...], ...] = (
+_STAGES: tuple[tuple[OperatorPattern, ...], ...] = (
     INTEGER_LAYERS,
     (*PRODUCTS, *FUNCTIONS, *NORMS, *SHUFFLES, *JOINS),
     (*LAYERS, *ATTENTION),
@@ -28,9 +28,9 @@ _STAGES: tuple[tuple[Whole, ...], ...] = (
 )
 """Patterns in order; later stages build on the results of earlier ones."""
 Accepts = Callable[[Node], bool]
-Numbers = Mapping[str, Collection[int]]
+PatternIndices = Mapping[str, Collection[int]]
 """By the name of a match's last node: the indices of the patterns that match there."""
-_ByLast = Mapping[object, Sequence[tuple[int, Whole]]]
+_ByLast = Mapping[object, Sequence[tuple[int, OperatorPattern]]]
 """Patterns with their indices, by the target of their last call."""
 
 
@@ -42,15 +42,15 @@ class MatchedGraph:
         graph: The program's own graph where nothing was recognised, else a copy.
         sources: For each node of a copy: the program's nodes that it replaces, in order; none
             for a node that only prepares an argument.
-        numbers: The patterns that matched.
-        open: Names of nodes that may end pieces in a partition: there sizes are inputs that are
-            computed in the program.
+        numbers: Indices of the patterns that matched, by the name of the restored call.
+        postponed: Names of the last nodes of matches that read sizes computed in between. Inside
+            a partition such sizes are inputs, so that the same match may succeed there.
     """
 
     graph: Graph
     sources: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     numbers: dict[str, list[int]] = field(default_factory=dict)
-    open: set[str] = field(default_factory=set)
+    postponed: set[str] = field(default_factory=set)
 
     def sources_of(self, node: Node) -> tuple[Node, ...]:
         """Return the program's nodes that a node replaces."""
@@ -63,24 +63,24 @@ class MatchedGraph:
 
 
 def match_patterns(
-    module: GraphModule, accepts: Accepts, decided: Numbers | None = None
+    module: GraphModule, accepts: Accepts, decided: PatternIndices | None = None
 ) -> MatchedGraph:
     """Return a program's graph with decomposed operators restored.
 
     Args:
         module: The program, which is not changed.
         accepts: Whether XNNPACK supports a restored call.
-        decided: The patterns that matched in the program that this one was cut out of; None tries
-            all on all nodes.
+        decided: For a partition: the patterns that matched in the whole program. None tries all
+            patterns on all nodes.
 
     Returns:
-        The graph and what became of the program's nodes, which keep their names; a whole call has
-        the name of its last piece.
+        The graph, and the nodes that each of its calls replaces; a restored call has the name of
+        the last of these.
     """
     values = [node.meta.get("val") for node in module.graph.nodes]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
     stages = _possible_stages({*(node.target for node in module.graph.nodes), *dtypes})
-    if not any(_ends_something(node, stages, decided) for node in module.graph.nodes):
+    if not any(_may_end_pattern(node, stages, decided) for node in module.graph.nodes):
         return MatchedGraph(module.graph)
     matched = _copy_graph(module)
     for stage in filter(None, stages):
@@ -89,11 +89,11 @@ def match_patterns(
 
 
 def _possible_stages(targets: set[object]) -> list[_ByLast]:
-    """Return the operators of each stage whose pieces are in the graph or in earlier stages."""
+    """Return the patterns of each stage whose operators occur in the graph."""
     stages: list[_ByLast] = []
     numbers = count()
     for stage in _STAGES:
-        by_last: dict[object, list[tuple[int, Whole]]] = {}
+        by_last: dict[object, list[tuple[int, OperatorPattern]]] = {}
         made = set[object]()
         for whole in stage:
             number = next(numbers)
@@ -106,7 +106,9 @@ def _possible_stages(targets: set[object]) -> list[_ByLast]:
     return stages
 
 
-def _ends_something(node: Node, stages: Sequence[_ByLast], decided: Numbers | None) -> bool:
+def _may_end_pattern(
+    node: Node, stages: Sequence[_ByLast], decided: PatternIndices | None
+) -> bool:
     """Return whether some pattern may end with a node."""
     if decided is not None:
         return node.name in decided
@@ -124,13 +126,13 @@ def _copy_graph(module: GraphModule) -> MatchedGraph:
 
 
 def _recognise(
-    matched: MatchedGraph, wholes: _ByLast, accepts: Accepts, decided: Numbers | None
+    matched: MatchedGraph, wholes: _ByLast, accepts: Accepts, decided: PatternIndices | None
 ) -> None:
     """Replace matches, from the end of the graph."""
     survey = _Survey(matched.graph)
     for node in reversed(list(matched.graph.nodes)):
         whole_call: Node | None = node
-        # The new call may be the last piece of another operator.
+        # The restored call may be the last of another match.
         while whole_call is not None and whole_call in survey.place:
             possible = wholes.get(whole_call.target, ())
             if decided is not None:
@@ -141,7 +143,7 @@ def _recognise(
 
 def _replace(
     matched: MatchedGraph,
-    wholes: Sequence[tuple[int, Whole]],
+    wholes: Sequence[tuple[int, OperatorPattern]],
     node: Node,
     survey: _Survey,
     accepts: Accepts,
@@ -155,8 +157,8 @@ def _replace(
         checks = (user for piece in match.pieces[1:] for user in piece.users)
         found = {*match.pieces, *(user for user in checks if user.target is ASSERTION)}
         pieces = sorted(found, key=survey.place.__getitem__)
-        if not survey.are_as_one(pieces, _nodes_in(arguments)):
-            matched.open.add(node.name)
+        if not survey.can_be_joined(pieces, _nodes_in(arguments)):
+            matched.postponed.add(node.name)
             continue
         with graph.inserting_before(node):
             new_nodes = _add_call(graph, whole.op, arguments, node.name)
@@ -205,7 +207,7 @@ def _nodes_in(arguments: Arguments) -> Iterator[Node]:
             yield argument
 
 
-def _first_match(whole: Whole, node: Node) -> tuple[Match, Arguments] | None:
+def _first_match(whole: OperatorPattern, node: Node) -> tuple[Match, Arguments] | None:
     for match in matches(whole.pieces, node):
         arguments = whole.arguments(match)
         if arguments is not None:
@@ -234,7 +236,7 @@ class _Survey:
             ):
                 self._early.add(node)
 
-    def are_as_one(self, pieces: Sequence[Node], arguments: Iterable[Node]) -> bool:
+    def can_be_joined(self, pieces: Sequence[Node], arguments: Iterable[Node]) -> bool:
         """Return whether a match's calls may all be computed at the position of the last.
 
         They may if no other node mutates a tensor between them, and if they read nothing else but
@@ -251,7 +253,7 @@ class _Survey:
         )
 
     def replace(self, pieces: Sequence[Node], replacement: Node) -> None:
-        """Record that a node replaces others, at the position of the last of them."""
+        """Record that a node replaces others, at the last one's position."""
         self.place[replacement] = self.place[pieces[-1]]
         for piece in pieces:
             del self.place[piece]
