@@ -31,7 +31,7 @@ def batch_norm(
     Args:
         input: The batch, with the channels in dimension 1.
         weight: Factor of each channel, or None.
-        bias: Summand of each channel, or None.
+        bias: Bias of each channel, or None.
         running_mean: Running mean of each channel.
         running_var: Running variance of each channel.
         training: Whether to use batch statistics; False is not decomposed here.

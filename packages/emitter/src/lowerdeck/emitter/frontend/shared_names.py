@@ -17,8 +17,8 @@ class SharedNames:
     """The names of states, read and checked.
 
     Attributes:
-        every: Whether each name is one state in whatever method.
-        sets: Names that mean one state, one set for each state.
+        every: Whether a name means the same state in every method.
+        sets: For each state, the names that mean it.
     """
 
     every: bool = False
