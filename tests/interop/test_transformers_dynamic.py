@@ -77,6 +77,34 @@ def test_few_delegates_and_kernels_compute_what_eager_does(
     assert compared(bytes(lowered.buffer), calls)["outcome"] == "right"
 
 
+PACKED = {
+    "GPT2LMHeadModel": 9,
+    "LlamaForCausalLM": 9,
+    "MistralForCausalLM": 13,
+    "Qwen2ForCausalLM": 9,
+}
+"""Calls of kernels outside of the delegate."""
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_positions_are_not_searched_for_packed_sequences(name: str) -> None:
+    """transformers does so where it is given no mask, by the distances between positions."""
+    pytest.importorskip("transformers")
+    model = CLIENTS[name].model()
+    forward = Of(lambda m, ids: m.body(ids, use_cache=False).logits, body=model).eval()
+    tokens = [torch.randint(3, 300, sizes) for sizes in ((2, 16), (1, 5), (3, 1), (8, 64))]
+    dims = (({0: Dim.AUTO(max=8), 1: Dim.AUTO(max=64)},),)
+    program = torch.export.export(forward, (tokens[0],), dynamic_shapes=dims)
+    for data in (
+        bytes(lower(program, [XnnpackPartitioner()]).buffer),
+        emit(to_backend(program, XnnpackPartitioner())).to_bytes(),
+    ):
+        found: Any = facts_of(deserialize_pte(data))
+        assert found["delegates"] == 1 and found["kernels"] <= PACKED[name], found
+        calls = [([ids], [forward(ids).detach()]) for ids in tokens]
+        assert compared(data, calls)["outcome"] == "right"
+
+
 class Windows(nn.Module):
     """Adds a layer of windows of 4 x 4 pixels to an image, shifted, as Swin does."""
 

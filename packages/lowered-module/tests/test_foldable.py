@@ -12,7 +12,7 @@ import torch
 from lowered_helpers import delegates
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
-from torch.fx import Node
+from torch.fx import Interpreter, Node
 
 from lowerdeck.lowered_module import (
     DeclarativeBackend,
@@ -24,6 +24,7 @@ from lowerdeck.lowered_module import (
     to_backend,
     visits,
 )
+from lowerdeck.lowered_module.program.masks import known_of
 from lowerdeck.torch_base import Behaviours
 from lowerdeck_zoo import Of, exported
 
@@ -193,3 +194,45 @@ def test_marks_of_an_earlier_choice_are_forgotten() -> None:
     assert any("lowerdeck.ahead" in node.meta for node in program.graph.nodes)
     Plain("Held").partition(program)
     assert not any("lowerdeck.ahead" in node.meta for node in program.graph.nodes)
+
+
+class Kept(Interpreter):
+    """Keeps the result of each call."""
+
+    def run_node(self, n: Node) -> Any:
+        self.kept = {**getattr(self, "kept", {}), n: super().run_node(n)}
+        return self.kept[n]
+
+
+def lines(x: Tensor) -> tuple[Tensor, ...]:
+    n = x.shape[0]
+    ahead, back = torch.arange(3, n + 3), torch.arange(0, -2 * n, -2)
+    rows = ahead[None].expand(2, -1)
+    packed = torch.diff(rows, prepend=rows[:, :1] - 1, dim=-1) != 1
+    falling = torch.cat([back[:1] + 2, back])
+    return (
+        *(packed.cumsum(-1), falling[1:] - falling[:-1], ahead + back, ahead - ahead[:, None]),
+        *(ahead >= 3, back > 0, back < 1, ahead + back <= 3, back == -2, rows[..., 1::2] - 1),
+        *(rows.unsqueeze(1) == ahead, (torch.ones(n, dtype=torch.int64) + 1).cumsum(0)),
+        *((ahead > 0) & (back <= 0), ahead[-1:], ahead.view(1, -1, 1), rows[:1].expand(4, -1)),
+    )
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_positions_are_the_lines_that_masks_are_simplified_by(decomposed: bool) -> None:
+    sizes = (({0: Dim.AUTO},),)
+    program = torch.export.export(Of(lines).eval(), (torch.ones(5),), dynamic_shapes=sizes)
+    program = program.run_decompositions() if decomposed else program
+    facts: dict[Node, Any] = {}
+    for node in program.graph.nodes:
+        facts[node] = known_of(node, facts) if node.op == "call_function" else None
+    known = {node: line for node, line in facts.items() if line is not None}
+    assert len(known) >= 36
+    for n in (0, 1, 2, 3, 6):
+        run = Kept(program.graph_module)
+        run.run(torch.ones(n))
+        for node, line in known.items():
+            value = run.kept[node].long()
+            wanted = line.first + line.step * torch.arange(value.size(line.axis))
+            wanted = wanted.view(-1, *[1] * (-1 - line.axis)).expand_as(value)
+            assert torch.equal(value, wanted), (node, n)

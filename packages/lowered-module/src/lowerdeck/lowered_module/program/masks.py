@@ -1,16 +1,19 @@
 """Simplify masks and biases of attention.
 
-transformers computes a mask with a row for each query, by a gather at all positions and
-comparisons of positions with 0. With dynamic sizes it is not a constant, so each call would
-compute it in kernels outside of the delegate. Attention broadcasts its mask instead. Attention
-with a finite bias is decomposed, because no row can be masked completely.
+transformers computes a mask with a row for each query, by gathers at all positions and
+comparisons of positions: with 0, or with their neighbours, to find where packed sequences begin.
+With dynamic sizes it is not a constant, so each call would compute it in kernels outside of the
+delegate. Attention broadcasts its mask instead. Attention with a finite bias is decomposed,
+because no row can be masked completely.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+import operator
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +23,8 @@ from torch.fx.node import map_arg
 
 from lowerdeck.lowered_module.program.constants import constant_inputs
 from lowerdeck.lowered_module.program.copies import rewritten
-from lowerdeck.lowered_module.program.merged_sizes import equal_sizes, shape_of
+from lowerdeck.lowered_module.program.foldable import ASSERTION
+from lowerdeck.lowered_module.program.merged_sizes import equal_sizes, is_like, is_one, shape_of
 from lowerdeck.lowered_module.program.plain_sizes import number_of
 from lowerdeck.torch_base import arguments_of, varies
 
@@ -30,10 +34,21 @@ ARANGE = (_aten.arange.default, _aten.arange.start, _aten.arange.start_step)
 _AND = (_aten.__and__.Tensor, _aten.bitwise_and.Tensor, _aten.logical_and.default)
 _WHERE = (_aten.where.self, _aten.where.ScalarOther)
 _ONES = (_aten.ones.default, _aten.new_ones.default, _aten.ones_like.default)
-_EMBEDDING = _aten.embedding.default
-_MOVES = (_aten.expand.default, _aten.unsqueeze.default, _aten.view.default, _aten.permute.default)
-_CHECK = _aten._assert_tensor_metadata.default
-_SAME_NUMBERS = (
+EMBEDDING = _aten.embedding.default
+MOVES = (_aten.expand.default, _aten.unsqueeze.default, _aten.view.default, _aten.permute.default)
+_COMPARISONS = {
+    getattr(getattr(_aten, name), overload): getattr(operator, name)
+    for name in ("eq", "ne", "lt", "le", "gt", "ge")
+    for overload in ("Tensor", "Scalar")
+}
+_ELEMENTWISE = {
+    _aten.add.Tensor: operator.add,
+    _aten.sub.Tensor: operator.sub,
+    **dict.fromkeys(_AND, operator.and_),
+    **dict.fromkeys(_COMPARISONS, operator.sub),
+}
+"""The function of two numbers that decides a result."""
+SAME_NUMBERS = (
     *(_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, _aten._to_copy.default),
     *(_aten.clone.default, _aten.contiguous.default, _aten.alias.default, _aten.slice.Tensor),
 )
@@ -41,19 +56,23 @@ _SAME_NUMBERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Positions:
-    """The numbers from 0 along one dimension; the other dimensions have size 1.
+class Line:
+    """The integers ``first + step * i`` along one dimension, equal along the others.
 
     Attributes:
-        count: Number of positions, or the node of a symbolic one.
+        step: 0 for a constant; booleans are 0 or 1.
+        axis: The dimension, from -1 for the last.
+        base: A node with the same numbers, whose other dimensions have size 1; None without one.
     """
 
-    axis: int
-    count: Any
+    first: int
+    step: int = 0
+    axis: int = -1
+    base: Any = None
 
 
-_TRUE = "true"
-"""Marks a tensor that is True everywhere."""
+_MOST = 1 << 31
+"""Larger numbers, times a size, might wrap."""
 _FINITE = "finite"
 """Marks a tensor without infinities and NaN."""
 _MOST_BYTES = 1 << 20
@@ -82,7 +101,7 @@ def with_short_masks(program: ExportedProgram) -> ExportedProgram:
 
 def _finite_tables(program: ExportedProgram) -> set[str]:
     """Return the names of small, finite constants that are used as lookup tables."""
-    read = {node.args[0] for node in program.graph.nodes if node.target is _EMBEDDING}
+    read = {node.args[0] for node in program.graph.nodes if node.target is EMBEDDING}
     tensors = {**program.state_dict, **program.constants}
     return {
         node.name
@@ -98,17 +117,24 @@ def _shorten(graph: Graph, finite: Container[str]) -> bool:
     facts: dict[Node, Any] = {
         node: _FINITE for node in graph.find_nodes(op="placeholder") if node.name in finite
     }
+    shorts: dict[Any, Any] = {}
     unread: list[Node] = []
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        facts[node] = _known_of(node, facts)
-        if node.target is _aten.index.Tensor:
+        facts[node] = known_of(node, facts)
+        base = getattr(facts[node], "base", None)
+        if base not in (None, node) and is_like(base, node):
+            node.replace_all_uses_with(base)
+            unread.append(node)
+        elif node.target is _aten.index.Tensor:
             if _becomes_view(node, facts):
                 unread.append(node)
         elif node.target is _ATTENTION:
             mask: Any = arguments_of(node)["attn_mask"]
-            short: Any = None if facts.get(mask) is _TRUE else _without_repeats(mask, facts)
+            if mask not in shorts:
+                shorts[mask] = None if _is_true(mask, facts) else _without_repeats(mask, facts)
+            short = shorts[mask]
             if facts.get(short) is _FINITE and write_out(node, short, facts):
                 unread.append(node)
             elif short is not mask:
@@ -185,7 +211,7 @@ def erase_unread(graph: Graph, unread: list[Node]) -> None:
     erased: set[Node] = set()
     while unread:
         node = unread.pop()
-        checks = [user for user in node.users if user.target is _CHECK]
+        checks = [user for user in node.users if user.target is ASSERTION]
         if node in erased or node.op != "call_function" or len(checks) < len(node.users):
             continue
         unread += node.all_input_nodes
@@ -194,64 +220,144 @@ def erase_unread(graph: Graph, unread: list[Node]) -> None:
             erased.add(dead)
 
 
-def _known_of(node: Node, facts: Mapping[Any, Any]) -> Any:
-    """Return ``Positions`` or ``_TRUE`` for a result, or None."""
+def known_of(node: Node, facts: Mapping[Any, Any]) -> Any:
+    """Return a ``Line`` or ``_FINITE`` for a result, or None."""
     target: Any = node.target
     args: Any = node.args
-    if target in ARANGE:
-        return positions_of(arguments_of(node))
-    if target in _ONES or (target is _aten.full.default and args[1] == 1):
-        return _TRUE if _is_bool(node) else None
     if target in _WHERE:
         is_finite = all(facts.get(x) is _FINITE or _number(x) is not None for x in args[1:])
         return _FINITE if is_finite else None
-    of = facts.get(args[0]) if args and isinstance(args[0], Node) else None
-    if of is None:
+    if args and isinstance(args[0], Node) and facts.get(args[0]) is _FINITE:
+        return _FINITE if target is EMBEDDING or target in MOVES or _is_same(node) else None
+    dtype = getattr(node.meta.get("val"), "dtype", None)
+    line = _line_of(node, facts) if dtype in (torch.int64, torch.bool) else None
+    if line is None or max(abs(line.first), abs(line.step)) >= _MOST:
         return None
-    if of is _FINITE:
-        return _FINITE if target is _EMBEDDING or target in _MOVES or _is_same(node) else None
-    if of is _TRUE:
-        is_both = target in _AND and facts.get(args[1]) is _TRUE
-        return _TRUE if target in _MOVES or is_both or _is_same(node) else None
-    if target is _aten.ge.Scalar:
-        return _TRUE if args[1] == 0 else None
-    if target is _aten.unsqueeze.default:
-        axis = int(args[1]) % len(shape_of(node))
-        return Positions(of.axis + (axis <= of.axis), of.count)
-    is_zero = target is _aten.add.Tensor and type(args[1]) is int and args[1] == 0
-    return of if is_zero or _is_same(node) else None
+    wide = _wide(node)
+    is_base = line.base is None and not set(wide) - {line.axis}
+    step = line.step if line.axis in wide else 0
+    return replace(line, step=step, base=node if is_base else line.base)
 
 
-def positions_of(args: Mapping[str, Any]) -> Positions | None:
-    """Return the positions of a range by its arguments."""
-    is_plain = args.get("start", 0) == 0 and args.get("step", 1) == 1
-    is_integer = args.get("dtype") in (None, torch.int64, torch.int32)
-    end = args["end"]
-    if not is_plain or not is_integer or isinstance(end, float):
+def _line_of(node: Node, facts: Mapping[Any, Any]) -> Line | None:
+    """Return the line of a result of integers or booleans."""
+    target: Any = node.target
+    args = arguments_of(node)
+    if target in ARANGE:
+        return range_of(node)
+    if target in _ONES or target is _aten.full.default:
+        value = args.get("fill_value", 1)
+        return Line(int(value)) if isinstance(value, int) else None
+    if target in _ELEMENTWISE:
+        lines: list[Any] = [Line(x) if type(x) is int else facts.get(x) for x in node.args[:2]]
+        is_plain = not node.kwargs and all(isinstance(line, Line) for line in lines)
+        return _combined(target, *lines) if is_plain else None
+    rank = max(1, len(shape_of(node)))
+    dim = args.get("dim")
+    axis = dim % rank - rank if isinstance(dim, int) else 0
+    if target is _aten.cat.default:
+        return _joined(args["tensors"], axis, facts)
+    source: Any = node.args[0] if node.args else None
+    of = facts.get(source)
+    if not isinstance(of, Line):
         return None
-    return Positions(0, end)
+    if target is _aten.cumsum.default:
+        return None if of.step else Line(of.first, of.first, axis)
+    if target is _aten.diff.default:
+        joined = _joined([args["prepend"], source], axis, facts)
+        is_plain = args["n"] == 1 and args["append"] is None
+        return Line(joined.step if joined.axis == axis else 0) if joined and is_plain else None
+    if target not in MOVES and target not in SAME_NUMBERS:
+        return None
+    if target is _aten.slice.Tensor and axis == of.axis and not _is_same(node):
+        start = args["start"] or 0
+        is_plain = isinstance(start, int) and start >= 0
+        return Line(of.first + of.step * start, of.step * args["step"], axis) if is_plain else None
+    if not of.step or target in (_aten.expand.default, _aten.slice.Tensor) or _is_same(node):
+        return of
+    # A view that inserts or drops sizes of 1.
+    shapes = [[shape_of(x)[dim] for dim in _wide(x)] for x in (source, node)]
+    is_plain = target is not _aten.permute.default and equal_sizes(*shapes)
+    return replace(of, axis=_wide(node)[_wide(source).index(of.axis)]) if is_plain else None
 
 
-def _becomes_view(node: Node, facts: Mapping[Any, Any]) -> bool:
+def _combined(target: Any, first: Line, other: Line) -> Line | None:
+    """Return the line of an elementwise result."""
+    like = first if first.step else other
+    differ = first.step and other.step and first.axis != other.axis
+    if differ or (like.step and target in _AND):
+        return None
+    start, end = (
+        _ELEMENTWISE[target](first.first + first.step * i, other.first + other.step * i)
+        for i in (0, 1)
+    )
+    line = replace(like, first=start, step=end - start)
+    if target not in _COMPARISONS:
+        return line if line == like else replace(line, base=None)
+    # The signs of a difference: of the first, of the last, and those between.
+    sign, last = ((x > 0) - (x < 0) for x in (start, line.step or start))
+    results = {_COMPARISONS[target](x, 0) for x in range(min(sign, last), max(sign, last) + 1)}
+    return Line(int(results.pop())) if len(results) == 1 else None
+
+
+def _joined(parts: Sequence[Any], axis: int, facts: Mapping[Any, Any]) -> Line | None:
+    """Return the line of one number in front of others."""
+    lines = [facts.get(part) for part in parts]
+    match lines:
+        case [Line(step=0) as head, Line() as line] if is_one(shape_of(parts[0])[axis]):
+            step = line.step if line.axis == axis else 0
+            is_plain = step == line.step and head.first + step == line.first
+            return Line(head.first, step, axis) if is_plain else None
+    return None
+
+
+def range_of(node: Node) -> Line | None:
+    """Return the numbers of an ``arange`` of integers."""
+    args = arguments_of(node)
+    first, step = args.get("start", 0), args.get("step", 1)
+    is_plain = type(first) is type(step) is int and not isinstance(args["end"], float)
+    return Line(first, step) if is_plain else None
+
+
+def _wide(node: Any) -> list[int]:
+    """Return the dimensions of sizes that are not 1."""
+    shape = shape_of(node)
+    return [dim for dim, size in enumerate(shape, -len(shape)) if not is_one(size)]
+
+
+def _is_true(mask: Any, facts: Mapping[Any, Any]) -> bool:
+    match facts.get(mask):
+        case Line(first=1, step=0):
+            return True
+    return False
+
+
+def _becomes_view(node: Node, facts: dict[Node, Any]) -> bool:
     """Replace a gather at all positions of each dimension, in order; return whether it was one."""
     args = arguments_of(node)
     source, indices = args["self"], args["indices"]
     rank = len(shape_of(node))
     sizes: list[Any] = [1] * rank
-    axes = []
+    axes, counts = [], []
     for index in indices:
-        positions = facts.get(index)
-        if not isinstance(positions, Positions):
+        line = facts.get(index)
+        if not isinstance(line, Line) or line.first or set(_wide(index)) - {line.axis}:
             return False
-        # Indices of fewer dimensions are broadcast from the last.
-        axes.append(positions.axis + rank - len(shape_of(index)))
-        sizes[axes[-1]] = positions.count
-    if axes != sorted(set(axes)) or len(axes) != len(shape_of(source)):
+        counts.append(1)
+        if line.step:
+            if line.step != 1 or line.base.target not in ARANGE:
+                return False
+            # Indices of fewer dimensions are broadcast from the last.
+            axes.append(line.axis + rank)
+            counts[-1] = sizes[axes[-1]] = arguments_of(line.base)["end"]
+    if axes != sorted(set(axes)) or len(counts) != len(shape_of(source)):
         return False
-    for dim, axis in enumerate(axes):
-        if not equal_sizes([number_of(sizes[axis])], shape_of(source)[dim : dim + 1]):
-            source = inserted(node, _aten.slice.Tensor, (source, dim, 0, sizes[axis]))
+    for dim, count in enumerate(counts):
+        if not equal_sizes([number_of(count)], shape_of(source)[dim : dim + 1]):
+            source = inserted(node, _aten.slice.Tensor, (source, dim, 0, count))
+            facts[source] = known_of(source, facts)
     view = inserted(node, _aten.view.default, (source, sizes))
+    facts[view] = known_of(view, facts)
     node.replace_all_uses_with(view)
     return True
 
@@ -275,13 +381,24 @@ def _without_repeats(mask: Any, facts: Mapping[Any, Any]) -> Any:
         return mask
     inner: Any = None
     args: Any = mask.args
-    if mask.target is _aten.expand.default or _is_same(mask):
+    line: Any = facts.get(mask)
+    is_true = partial(_is_true, facts=facts)
+    value, shape = mask.meta["val"], shape_of(mask)
+    # With static sizes, a backend computes masks ahead of time.
+    is_dynamic = any(map(varies, shape))
+    if is_dynamic and isinstance(line, Line) and line.step and line.base not in (None, mask):
+        args = (line.base, [-1 if dim == line.axis else 1 for dim in range(-len(shape), 0)])
+        inner = inserted(mask, _aten.view.default, args, _narrow(value, {line.axis}))
+    elif mask.target is _aten.expand.default or _is_same(mask):
         inner = args[0]
-    elif mask.target in _AND and _is_bool(mask):
-        first, second = args
-        if _TRUE in (facts.get(first), facts.get(second)):
-            inner = second if facts.get(first) is _TRUE else first
-    elif mask.target in _WHERE and facts.get(args[0]) is _TRUE:
+    elif value.dtype is torch.bool and mask.target in _AND and any(map(is_true, args)):
+        inner = args[1] if is_true(args[0]) else args[0]
+    elif is_dynamic and mask.target in _ELEMENTWISE and not mask.kwargs:
+        operands = tuple(_without_repeats(x, facts) for x in args)
+        if operands != args:
+            wide = {dim for x in operands if isinstance(x, Node) for dim in _wide(x)}
+            inner = inserted(mask, mask.target, operands, _narrow(value, wide))
+    elif mask.target in _WHERE and is_true(args[0]):
         inner = args[1]
     if not isinstance(inner, Node) or len(shape_of(inner)) != len(shape_of(mask)):
         return mask
@@ -290,13 +407,15 @@ def _without_repeats(mask: Any, facts: Mapping[Any, Any]) -> Any:
     return _without_repeats(inner, facts)
 
 
+def _narrow(value: torch.Tensor, wide: Container[int]) -> torch.Tensor:
+    """Return a fake tensor with size 1 in all dimensions but some."""
+    sizes = enumerate(value.shape, -value.dim())
+    return value.new_empty([size if dim in wide else 1 for dim, size in sizes])
+
+
 def _is_same(node: Node) -> bool:
-    source = node.args[0] if node.target in _SAME_NUMBERS else None
+    source = node.args[0] if node.target in SAME_NUMBERS else None
     if not isinstance(source, Node):
         return False
     before, after = source.meta["val"], node.meta["val"]
     return before.dtype == after.dtype and equal_sizes(before.shape, after.shape)
-
-
-def _is_bool(node: Node) -> bool:
-    return bool(node.meta["val"].dtype is torch.bool)

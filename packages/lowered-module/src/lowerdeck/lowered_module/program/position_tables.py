@@ -17,22 +17,20 @@ from torch.fx.node import map_arg
 
 from lowerdeck.lowered_module.program.constants import add_constants, constant_inputs
 from lowerdeck.lowered_module.program.copies import shared_copy
-from lowerdeck.lowered_module.program.masks import ARANGE, erase_unread, inserted, positions_of
-from lowerdeck.lowered_module.program.plain_sizes import number_of
-from lowerdeck.torch_base import Extent, MemoryMap, arguments_of, size_range, varies
+from lowerdeck.lowered_module.program.masks import (
+    ARANGE,
+    EMBEDDING,
+    MOVES,
+    SAME_NUMBERS,
+    erase_unread,
+    inserted,
+    range_of,
+)
+from lowerdeck.torch_base import Extent, MemoryMap, size_range, varies
 
 _aten = torch.ops.aten
-_EMBEDDING = _aten.embedding.default
-_CASTS = (_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten._to_copy.default)
-_ELEMENTWISE = frozenset({*_CASTS, _aten.clone.default, _aten.full_like.default})
+_ELEMENTWISE = frozenset({*SAME_NUMBERS, _aten.full_like.default} - {_aten.slice.Tensor})
 """Operators that compute an element of the same element, and lack the tag for it."""
-_SAME = frozenset(
-    {
-        *(*_CASTS, _aten.clone.default, _aten.alias.default, _aten.view.default),
-        *(_aten.unsqueeze.default, _aten.slice.Tensor, _aten.expand.default),
-    }
-)
-"""Operators whose results have no other numbers than their first argument."""
 _SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
 _INTEGERS = (torch.int64, torch.int32)
 _FEWEST = 3
@@ -82,7 +80,7 @@ def with_position_tables(
             places = inserted(node, places.target, (shifted, second), value)
         elif lookup.least:
             places = inserted(node, _aten.sub.Tensor, (places, lookup.least), value)
-        found = inserted(node, _EMBEDDING, (table, places), node.meta["val"])
+        found = inserted(node, EMBEDDING, (table, places), node.meta["val"])
         node.replace_all_uses_with(found)
         erase_unread(copied.graph, [node])
     copied.graph_module.recompile()
@@ -99,7 +97,7 @@ def _lookups(program: ExportedProgram, changed: MemoryMap | None) -> dict[str, _
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, torch.Tensor):
             continue
-        if node.target is _EMBEDDING:
+        if node.target is EMBEDDING:
             weight, index = node.args[:2]
             chain = _chain(index, roots)
             if len(chain) <= _FEWEST or not any(map(varies, value.shape)):
@@ -133,10 +131,12 @@ def _limits(
     if node.meta["val"].dtype not in _INTEGERS:
         return None
     if node.target in ARANGE:
-        positions = positions_of(arguments_of(node))
-        most = None if positions is None else size_range(number_of(positions.count), ranges)[1]
-        return None if most is None else (0, max(0, most - 1))
-    if node.target in _SAME:
+        line, most = range_of(node), size_range(node.meta["val"].shape[0], ranges)[1]
+        if line is None or most is None:
+            return None
+        last = line.first + line.step * max(0, most - 1)
+        return min(line.first, last), max(line.first, last)
+    if node.target in MOVES or node.target in SAME_NUMBERS:
         return limits.get(args[0])
     if node.target in _SUMS and not node.kwargs:
         first, second = ((n, n) if type(n) is int else limits.get(n) for n in args[:2])
