@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -257,4 +258,22 @@ def test_reasons_are_grouped_by_where_their_chain_begins() -> None:
         ("integers", "args_0"),
         ("no such operator", ""),
     ]
-    assert str(causes[0]) == "3 nodes: integers, from args_0: add.Tensor, mul.Tensor, neg.default"
+    place = f"the first in {Path(causes[0].source).name}"
+    assert str(causes[0]) == (
+        f"3 nodes: integers, from args_0: add.Tensor, mul.Tensor, neg.default, {place}"
+    )
+
+
+def test_assertions_and_sizes_are_not_counted() -> None:
+    shapes = {"dynamic_shapes": (({0: torch.export.Dim.DYNAMIC},),)}
+    model = Of(lambda x: x.double().sin().view(x.shape[0] * 2))
+    program = exported(model, torch.ones(3, 2), **shapes)
+    calls = {node.name for node in program.graph.nodes}
+    assert {"_assert_tensor_metadata_default", "sym_size_int_1", "mul"} <= calls
+    left = delegation_summary(program).left
+    assert left == {f"aten.{name}": 1 for name in ("to.dtype", "sin.default", "view.default")}
+    nodes = data_of(graph_html(program))["nodes"]
+    assert [node["label"] for node in nodes if node["kind"] == "op"] == [
+        *("aten::to.dtype", "aten::sin", "aten::view")
+    ]
+    assert nodes[-2]["needs"] == [0, 2]

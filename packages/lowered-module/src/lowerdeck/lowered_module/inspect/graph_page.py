@@ -14,14 +14,14 @@ from torch.fx import GraphModule, Node
 from lowerdeck.inspect import html_page
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import LoweringError
-from lowerdeck.lowered_module.program.graphs import outputs_of, user_inputs
+from lowerdeck.lowered_module.inspect.summary import source_line
+from lowerdeck.lowered_module.program.graphs import computes_tensor, outputs_of, user_inputs
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, REJECT
 from lowerdeck.torch_base import (
     attribute_of,
     executorch_call_delegate,
     is_getitem,
     module_path,
-    source_frame,
 )
 
 _LONGEST = 300
@@ -108,6 +108,10 @@ class _Picture:
                 self._add_delegate(graph_module, node, made_by)
             elif is_getitem(node):
                 made_by.setdefault(node, made_by.get(cast("Node", node.args[0]), []))
+            elif node.op == "call_function" and not computes_tensor(node):
+                # Assertions and sizes are not shown; values depend on what sizes are read from.
+                args = node.all_input_nodes
+                made_by[node] = sorted({box for arg in args for box in made_by.get(arg, [])})
             elif node.op == "call_function":
                 for arg in node.all_input_nodes:
                     child = attribute_of(graph_module, arg) if arg.op == "get_attr" else None
@@ -185,7 +189,7 @@ class _Picture:
                 "needs": sorted(needs),
                 "constants": constants,
                 "type": _brief(_type(node.meta.get("val"))),
-                "place": _brief(_line(node)),
+                "place": _brief(", ".join(filter(None, (module_path(node), source_line(node))))),
                 "reason": _brief(why) if kind == "op" and group < 0 else "",
             }
         )
@@ -206,13 +210,6 @@ def _type(value: object) -> str:
     if isinstance(value, tuple | list):
         return f"({', '.join(_type(item) for item in value[:8])})"
     return "" if value is None else str(value)
-
-
-def _line(node: Node) -> str:
-    """Return the module path, and the innermost line outside torch."""
-    frame = source_frame(node)
-    line = f"{frame.file}:{frame.line}" if frame else ""
-    return ", ".join(part for part in (module_path(node), line) if part)
 
 
 def _brief(value: object) -> str:

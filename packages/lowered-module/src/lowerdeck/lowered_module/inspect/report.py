@@ -41,6 +41,8 @@ def report_lines(
     yield f"delegated      {delegated} nodes, {summary.share:.0%}"
     for number, cause in enumerate(summary.root_causes[:_MOST_CAUSES]):
         yield f"{'' if number else 'left':<15}{cause}"
+    if more := summary.root_causes[_MOST_CAUSES:]:
+        yield f"{'':<15}and {len(more)} more: delegation().root_causes in Python"
     yield from map(str, summary.remarks)
     size = file.stat().st_size
     yield f"file size      {_size(size)}"

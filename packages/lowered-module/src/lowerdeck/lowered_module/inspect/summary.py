@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -18,6 +19,7 @@ from lowerdeck.lowered_module.inspect.float_weights import FloatWeight, float_we
 from lowerdeck.lowered_module.inspect.inspection import delegates_in
 from lowerdeck.lowered_module.program.graphs import computing_nodes, nodes_of
 from lowerdeck.lowered_module.program.tags import REJECT, REMARKS
+from lowerdeck.torch_base import module_path, source_frame
 
 _OF_AN_INPUT = re.compile(r"input (\w+): (.*)")
 """A reason that names the refused input of a node, as partitioners of this package write it."""
@@ -48,11 +50,15 @@ class RootCause:
         start: The node whose value the first of them rejects, such as the input ``tokens`` of a
             chain of integers; empty if the reason is the operator itself.
         operators: Number of nodes, by operator.
+        module: Path of the first node's module, such as ``encoder.layers.0``; empty for the root.
+        source: File and line of the model that the first node is from; empty if unknown.
     """
 
     why: str
     start: str
     operators: Mapping[str, int]
+    module: str = ""
+    source: str = ""
 
     @property
     def count(self) -> int:
@@ -65,12 +71,17 @@ class RootCause:
             for name, count in self.operators.items()
         )
         start = f", from {self.start}" if self.start else ""
-        return f"{self.count} {'nodes' if self.count > 1 else 'node'}: {self.why}{start}: {names}"
+        place = ", ".join(filter(None, (self.module, Path(self.source).name)))
+        place = f"{', the first' if self.count > 1 else ''} in {place}" if place else ""
+        nodes = "nodes" if self.count > 1 else "node"
+        return f"{self.count} {nodes}: {self.why}{start}: {names}{place}"
 
 
 @dataclass(frozen=True, slots=True)
 class DelegationSummary:
     """Numbers of delegated and other nodes.
+
+    Only nodes that compute tensors count: assertions are not emitted, and sizes cost nothing.
 
     Attributes:
         delegates: Number of delegates, by backend.
@@ -140,15 +151,13 @@ def delegation_summary(
         size[delegate.backend_id] += len(delegate.processed_bytes)
     left: Counter[str] = Counter()
     reasons: dict[str, dict[str, None]] = {}
-    causes: dict[tuple[str, str], Counter[str]] = {}
+    causes: dict[tuple[str, str], list[Node]] = {}
     for node in chain.from_iterable(map(computing_nodes, tops)):
         name = operator_name(node)
         left[name] += 1
         if REJECT in node.meta:
             reasons.setdefault(name, {})[node.meta[REJECT]] = None
-            if name.startswith("aten._assert"):
-                continue  # It is not emitted.
-            causes.setdefault(_root_cause(node), Counter())[name] += 1
+            causes.setdefault(_root_cause(node), []).append(node)
     parts = [part for part in programs if isinstance(part, ExportedProgram)]
     return DelegationSummary(
         delegates=dict(count),
@@ -162,7 +171,15 @@ def delegation_summary(
         ),
         root_causes=tuple(
             sorted(
-                (RootCause(why, start, operators) for (why, start), operators in causes.items()),
+                (
+                    RootCause(
+                        *reason,
+                        Counter(map(operator_name, nodes)),
+                        module_path(nodes[0]),
+                        source_line(nodes[0]),
+                    )
+                    for reason, nodes in causes.items()
+                ),
                 key=lambda cause: -cause.count,
             )
         ),
@@ -182,6 +199,12 @@ def _root_cause(node: Node) -> tuple[str, str]:
             break
         start = match[1]
     return why, start
+
+
+def source_line(node: Node) -> str:
+    """Return file and line of the innermost frame outside torch; empty if unknown."""
+    frame = source_frame(node)
+    return f"{frame.file}:{frame.line}" if frame else ""
 
 
 def _remarks_in(module: LoweredBackendModule) -> Iterator[Remark]:

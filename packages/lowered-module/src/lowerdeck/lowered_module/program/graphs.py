@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from lowerdeck.torch_base import executorch_call_delegate, graphs_of, is_getitem
+from lowerdeck.torch_base import executorch_call_delegate, graphs_of, is_getitem, pytree
 
 STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 MUTATIONS = (*STATE_MUTATIONS, OutputKind.USER_INPUT_MUTATION)
@@ -67,11 +68,20 @@ def value_of(output: object) -> object:
 
 
 def computing_nodes(graph_module: GraphModule) -> Iterator[Node]:
-    """Yield the computing nodes outside of delegates, including those of nested graphs.
+    """Yield the nodes that compute tensors outside of delegates, also those of nested graphs.
 
-    Calls of delegates and getitems are excluded.
+    Calls of delegates, getitems, assertions and sizes are excluded.
     """
     for node in nodes_of(graph_module):
         computes = node.op == "call_function" and not is_getitem(node)
-        if computes and node.target is not executorch_call_delegate:
+        if computes and node.target is not executorch_call_delegate and computes_tensor(node):
             yield node
+
+
+def computes_tensor(node: Node) -> bool:
+    """Return whether a call has a tensor as result, unlike an assertion or a size.
+
+    A call without metadata counts as one.
+    """
+    values = pytree.tree_leaves(node.meta["val"]) if "val" in node.meta else [torch.Tensor()]
+    return any(isinstance(value, torch.Tensor) for value in values)
