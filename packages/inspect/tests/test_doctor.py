@@ -80,10 +80,11 @@ CASES: dict[str, tuple[list[Installed], list[str], str]] = {
         "official runtime: executorch 1.5.1",
     ),
     "extras": (
-        [XNNPACK, Installed("executorch", "9.9")],
+        [XNNPACK, Installed("executorch", "9.9"), Installed("ring", "1.0", commands="spin")],
         [
             "lowerdeck-xnnpack 0.2.0  (lowerdeck lower)",
             "  for [quantize]: torchao>=0.18: pip install 'torchao>=0.18'",
+            "ring 1.0  (lowerdeck spin)",
         ],
         "official runtime: executorch 9.9",
     ),

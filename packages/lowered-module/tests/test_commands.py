@@ -64,11 +64,20 @@ def doubles():
 def listed():
     return Of(torch.add), [torch.ones(1), torch.ones(1)]
 
+from lowerdeck.lowered_module import DeclarativeBackend, visits
 from lowerdeck.lowered_module.testing import RunPartitioner
 
 class Everything(RunPartitioner):
     def __init__(self):
         super().__init__(lambda node: True)
+
+class Tanhs(DeclarativeBackend):
+    @visits("aten.tanh")
+    def tanh(self, part, node): pass
+    def compile(self, part):
+        return b""
+
+tanhs = Tanhs()
 
 class NoPartitioner:
     pass
@@ -133,6 +142,8 @@ def test_it_writes_a_file_and_a_report(
         ("listed", "--check", "differs by at most"),
         ("counts", "--check", "differs by at most"),
         ("example", "--backend command_model:Everything", "VerbatimBackend"),
+        ("example", "--backend command_model:Tanhs", "partitions     1 (1 to Tanhs)"),
+        ("example", "--backend command_model:tanhs", "partitions     1 (1 to Tanhs)"),
     ],
 )
 def test_models_and_partitioners_may_have_several_forms(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lowerdeck.runner import OfficialRuntime, OfficialRuntimeError
+from lowerdeck.serializer import serialize_pte
 
 BINDING = """
 import os, sys, time
@@ -95,10 +97,18 @@ def test_a_failing_call_is_one_error_and_the_next_file_runs(
         assert runtime.run([torch.ones(2)]).outputs[1] == 7
 
 
-def test_a_refused_file_and_an_endless_call_are_errors(runtime: OfficialRuntime) -> None:
+def test_a_refused_file_and_an_endless_call_are_errors(
+    runtime: OfficialRuntime, method: Any, tmp_path: Path
+) -> None:
+    for backend in ("XnnpackBackend", "Ring"):
+        method.delegate(backend, [])
+    (tmp_path / "bad.pte").write_bytes(serialize_pte(method.ends([], [])))
     with runtime:
-        with pytest.raises(OfficialRuntimeError, match="not a program"):
-            runtime.load("bad.pte")
+        with pytest.raises(OfficialRuntimeError, match=r"not a program$"):
+            runtime.load("absent/bad.pte")
+        missing = r"not a program; delegate 'Ring' is not registered .* which has: XnnpackBackend$"
+        with pytest.raises(OfficialRuntimeError, match=missing):
+            runtime.load(tmp_path / "bad.pte")
         runtime.load("model.pte")
         runtime._patience = 0.5
         with pytest.raises(OfficialRuntimeError, match="did not answer within 0 s"):

@@ -83,9 +83,9 @@ class LowerCommand:
             action="append",
             default=[],
             metavar="NAME",
-            help="an installed backend, such as xnnpack, or MODULE:CLASS of any partitioner; may "
-            "be repeated, the first chooses first; none: portable kernels alone; without it "
-            "xnnpack, if it is installed",
+            help="an installed backend, such as xnnpack, or MODULE:CLASS of any partitioner or "
+            "DeclarativeBackend; may be repeated, the first chooses first; none: portable kernels "
+            "alone; without it xnnpack, if it is installed",
         )
         parser.add_argument(
             "--auto",

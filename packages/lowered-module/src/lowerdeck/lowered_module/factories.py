@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from lowerdeck.lowered_module.authoring.declarative import DeclarativeBackend
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError, in_a_line
 from lowerdeck.lowered_module.pipeline import Example, example_of
@@ -73,7 +74,7 @@ def partitioner_from(name: str) -> Any:
 
     Args:
         name: Name of an installed one, or ``"package.module:path"`` of a class, a function that
-            returns one, or an instance.
+            returns one, an instance, or a ``DeclarativeBackend``.
 
     Raises:
         LoweringError: There is none, or it cannot be created without arguments.
@@ -83,7 +84,11 @@ def partitioner_from(name: str) -> Any:
         if ":" not in name:
             partitioner = find_partitioner(name)
         else:
-            partitioner = _named(name, "the name of a backend, or MODULE:CLASS of a partitioner")
+            expected = "the name of a backend, or MODULE:CLASS of a partitioner or backend"
+            partitioner = _named(name, expected)
+            is_class = isinstance(partitioner, type)
+            if issubclass(partitioner if is_class else type(partitioner), DeclarativeBackend):
+                partitioner = partitioner.partitioner
             # `Class`, `Class.partitioner` or an instance.
             if isinstance(partitioner, type) or not hasattr(partitioner, "ops_to_not_decompose"):
                 partitioner = partitioner() if callable(partitioner) else partitioner
@@ -98,7 +103,8 @@ def partitioner_from(name: str) -> Any:
     if missing:
         raise LoweringError(
             f"{name!r} is a {type(partitioner).__name__} without {' and '.join(missing)}, "
-            "expected a partitioner: derive it from lowerdeck.lowered_module.Partitioner"
+            "expected a partitioner: derive it from lowerdeck.lowered_module.Partitioner, or a "
+            "DeclarativeBackend"
         )
     return partitioner
 

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 
 from lowerdeck.runner.binding import official_binding, official_binding_name
 from lowerdeck.runner.errors import OfficialRuntimeError
+from lowerdeck.serializer import open_pte
 
 _LONGEST = 1000
 _PROGRAM = f"from {__name__} import serve; serve()"
@@ -193,7 +195,7 @@ def serve() -> None:
         try:
             answer, failure = getattr(server, request)(*args), None
         except Exception as error:
-            answer, failure = None, f"{type(error).__name__}: {error}"
+            answer, failure = None, f"{type(error).__name__}: {error}{server.unregistered()}"
         _send((answer, failure), answers)
 
 
@@ -204,6 +206,7 @@ class _Server:
         self._binding = binding
         self._methods: dict[str, Any] = {}
         self._module: Any = None
+        self._file = ""
         root = Path(binding["__file__"]).parents[2]
         for library in _LIBRARIES if extra_kernels else ():
             if (root / library).is_file():
@@ -214,12 +217,26 @@ class _Server:
         return list(self._binding["_get_registered_backend_names"]())
 
     def load(self, files: list[str], methods: list[str]) -> None:
-        self._module, self._methods = None, {}
+        self._module, self._methods, self._file = None, {}, files[0]
         if methods:
             program = self._binding["_load_program"](*files)
             self._methods = {name: program.load_method(name) for name in methods}
         else:
             self._module = self._binding["_load_for_executorch"](*files)
+
+    def unregistered(self) -> str:
+        """Return the end of an error that names delegates of the file without a backend, or ""."""
+        backends = self.backends()
+        missing: set[str] = set()
+        with suppress(Exception), open_pte(self._file) as file:
+            missing = {delegate.id for delegate in file.delegates} - set(backends)
+        if not missing:
+            return ""
+        names = ", ".join(map(repr, sorted(missing)))
+        return (
+            f"; delegate {names} is not registered in this runtime, which has: "
+            f"{', '.join(backends) or 'none'}"
+        )
 
     def run(self, method: str, inputs: list[Any], repeat: int) -> tuple[list[Any], list[float]]:
         outputs, seconds = [], []

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, EntryPoint, distributions
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -18,6 +18,7 @@ from lowerdeck.inspect.commands.answers import ExitStatus, say
 _RUNTIME = "executorch"
 _RUNTIME_NEEDS = "pip install numpy ruamel.yaml flatbuffers tabulate"
 _GROUP = "lowerdeck.commands"
+_IS_OURS = re.compile("lowerdeck(-|$)")
 # Each target is named before it is imported: one that ends the process is the last.
 _LOAD = """import sys
 from importlib.metadata import EntryPoint
@@ -33,7 +34,10 @@ _SECONDS = 300.0
 
 
 class DoctorCommand:
-    """Reports what is installed, what is missing, and what cannot be imported."""
+    """Reports what is installed, what is missing, and what cannot be imported.
+
+    Packages of others with commands or backends for Lowerdeck are included.
+    """
 
     help = "check the installation"
 
@@ -44,15 +48,18 @@ class DoctorCommand:
         """Print the report.
 
         Returns:
-            ``DONE``; ``FAILED`` if a package of Lowerdeck lacks a requirement or cannot be
-            imported.
+            ``DONE``; ``FAILED`` if a package lacks a requirement or cannot be imported.
         """
         installed: dict[str, Distribution] = {}
         for distribution in distributions():
             # Of two with one name, Python imports the first.
             key = canonicalize_name(distribution.metadata["Name"] or "")
             installed.setdefault(key, distribution)
-        ours = [name for name in sorted(installed) if re.match("lowerdeck(-|$)", name)]
+        ours = [
+            name
+            for name, distribution in sorted(installed.items())
+            if _IS_OURS.match(name) or any(map(_extends, distribution.entry_points))
+        ]
         targets = {name: _targets(name, installed[name]) for name in ours}
         if _RUNTIME in installed:
             targets[_RUNTIME] = ["executorch.runtime"]
@@ -110,9 +117,17 @@ def import_failures(
 def _targets(name: str, distribution: Distribution) -> list[str]:
     if name == "lowerdeck":  # It has no code.
         return []
-    values = {entry.value for entry in distribution.entry_points if ":" in entry.value}
-    ours = sorted(value for value in values if value.startswith("lowerdeck."))
-    return [name.replace("-", ".", 1).replace("-", "_"), *ours]
+    entries = [entry for entry in distribution.entry_points if ":" in entry.value]
+    values = {
+        entry.value for entry in entries if _extends(entry) or entry.value.startswith("lowerdeck.")
+    }
+    modules = [name.replace("-", ".", 1).replace("-", "_")] if _IS_OURS.match(name) else []
+    return [*modules, *sorted(values)]
+
+
+def _extends(entry: EntryPoint) -> bool:
+    """Return whether an entry point is a command or a part of a backend."""
+    return entry.group.startswith("lowerdeck.")
 
 
 def _unmet(

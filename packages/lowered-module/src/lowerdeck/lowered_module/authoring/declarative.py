@@ -227,6 +227,7 @@ class DeclarativePartitioner(NodePartitioner):
             computes_ahead=True,
         )
         self._visitors = _visitors(backend)
+        self._unknown = f"{backend_name(backend)} has no such operator"
 
     def objection(self, node: Node) -> str | None:
         """Return the reason why no visitor supports ``node``, or None if one does.
@@ -238,7 +239,7 @@ class DeclarativePartitioner(NodePartitioner):
         reasons = [visitor.objection(node) for visitor in self._visitors.get(name, ())]
         if None in reasons:
             return None
-        return " and ".join(dict.fromkeys(map(str, reasons))) or f"{name} is not supported"
+        return " and ".join(dict.fromkeys(map(str, reasons))) or self._unknown
 
     def ops_to_not_decompose(
         self,
