@@ -214,6 +214,7 @@ def lines(x: Tensor) -> tuple[Tensor, ...]:
         *(packed.cumsum(-1), falling[1:] - falling[:-1], ahead + back, ahead - ahead[:, None]),
         *(ahead >= 3, back > 0, back < 1, ahead + back <= 3, back == -2, rows[..., 1::2] - 1),
         *(rows.unsqueeze(1) == ahead, (torch.ones(n, dtype=torch.int64) + 1).cumsum(0)),
+        *(ahead.to(torch.bool).long(), (ahead > 0) + (ahead >= 3)),
         *((ahead > 0) & (back <= 0), ahead[-1:], ahead.view(1, -1, 1), rows[:1].expand(4, -1)),
     )
 

@@ -233,6 +233,8 @@ def known_of(node: Node, facts: Mapping[Any, Any]) -> Any:
     line = _line_of(node, facts) if dtype in (torch.int64, torch.bool) else None
     if line is None or max(abs(line.first), abs(line.step)) >= _MOST:
         return None
+    if dtype is torch.bool and (line.step or line.first not in (0, 1)):
+        return None
     wide = _wide(node)
     is_base = line.base is None and not set(wide) - {line.axis}
     step = line.step if line.axis in wide else 0
