@@ -53,6 +53,15 @@ def test_inspect_tells_what_a_person_wants_to_see(model: Path, shell: Any) -> No
     assert page.read_text().startswith("<!doctype html>")
 
 
+def test_inspect_counts_shared_bytes_once(model: Path, shell: Any) -> None:
+    made = _program(weight=bytes(range(200)))
+    made.named_data.append(pte.NamedData("tied", bytes(range(200))))
+    pte.write_pte(made, model)
+    rows = shell("inspect", model).out.partition("what fills the file\n")[2].splitlines()
+    assert sum(float(row.split()[2]) for row in rows) == pytest.approx(100, abs=0.3)
+    assert any("2 named blobs, 200 B shared" in row for row in rows)
+
+
 def test_inspect_json_is_stable_for_machines(model: Path, shell: Any) -> None:
     summary = json.loads(shell("inspect", "--json", model).out)
     assert summary["summary_version"] == 1

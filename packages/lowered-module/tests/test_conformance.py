@@ -10,7 +10,7 @@ import torch
 from declarative_backends import Counting, Pocket, PocketRuntime
 from lowered_helpers import backend
 
-from lowerdeck.lowered_module import PartitionView, PreprocessResult
+from lowerdeck.lowered_module import LoweringError, PartitionView, PreprocessResult
 from lowerdeck.lowered_module.testing import RunPartitioner, Sample, check_backend, generated
 from lowerdeck_zoo import Of
 
@@ -93,6 +93,9 @@ def test_what_was_not_run_or_not_delegated_is_reported() -> None:
     assert f"not run  {check}: " in str(report)
     assert str(report).endswith("the numbers of the files are unchecked")
     nothing = RunPartitioner(lambda _: False)
-    report = check_backend(nothing, samples=[generated(1, 4, control_flow=False)])
+    sample = generated(1, 4, control_flow=False)
+    with pytest.raises(LoweringError, match="sample 1 is a ExportedProgram, expected Sample"):
+        check_backend(nothing, samples=[sample, sample.export()])  # type: ignore[list-item]
+    report = check_backend(nothing, samples=[(sample.module, sample.inputs)])
     assert not report.passed
     assert "nothing was delegated" in str(report)

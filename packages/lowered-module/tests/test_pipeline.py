@@ -179,6 +179,9 @@ def test_bounds_give_the_file_of_a_program_with_maxima() -> None:
     taken = RunPartitioner(lambda node: node.target is ATEN.gelu.default)
     found = lower(program(), taken, bounds={"x_0": 16})
     assert found.buffer == lower(program(max=16), taken).buffer
+    shapes = ({0: torch.export.Dim.AUTO(max=16)},)
+    assert lower((Classifier(), X), taken, dynamic_shapes=shapes).buffer == found.buffer
+    assert lower((Classifier(), X, {}), taken, dynamic_shapes=shapes).buffer == found.buffer
     assert found.delegation().delegates
 
 
@@ -260,6 +263,7 @@ class SaysTooLittle(RunPartitioner):
             LoweringError,
             "executor: found a int, expected",
         ),
+        ((Classifier(), X, {}, None), {"dynamic_shapes": {}}, LoweringError, "is for .module, a"),
         (
             (Classifier(), X),
             {"cache": 3},

@@ -96,7 +96,8 @@ def test_it_prints_how_far_each_output_is_from_the_model(
     assert f"calibrated     {told}" in text
     if importlib.util.find_spec("lowerdeck.runner") is not None:
         # Two weights become 0.1 and the bias 0.
-        assert "from float     output 0: max 0.08, mean 0.08, cosine 1.000000\n" in text
+        numbers = "output 0: max 0.08, mean 0.08, cosine 1.000000\n"
+        assert f"from float     on the example inputs: {numbers}" in text
 
 
 def test_it_names_the_weights_that_stay_float(

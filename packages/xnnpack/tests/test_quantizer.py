@@ -97,7 +97,7 @@ def test_the_command_quantises_without_torchao_what_needs_none(
     words = ["lower", "layer_model:example", "--backend", "XnnpackBackend", "--quantize"]
     output = ["-o", str(tmp_path / "model.pte")]
     assert main([*words, "fp16", *output]) == 0
-    assert "from float     output 0: max" in capsys.readouterr().out
+    assert capsys.readouterr().out.count("output 0: max") == 1
     assert main([*words, "fp16", *output, "--check", "--tolerance=0.1"]) == 0
     capsys.readouterr()
     (tmp_path / "model.pte").unlink()

@@ -40,7 +40,11 @@ from lowerdeck.lowered_module.inspect.accuracy import (
     compare_calls,
 )
 from lowerdeck.lowered_module.inspect.graph_page import graph_html
-from lowerdeck.lowered_module.inspect.report import quantization_lines, report_lines
+from lowerdeck.lowered_module.inspect.report import (
+    accuracy_lines,
+    quantization_lines,
+    report_lines,
+)
 from lowerdeck.lowered_module.pipeline import (
     TRAINS,
     Example,
@@ -197,10 +201,8 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
     """Reject options that exclude each other, before a model is built."""
     if args.check and args.quantize and args.tolerance is None:
         raise CommandError(
-            "--check compares with the model's own floats, from which a quantised one is "
-            "further off, some by 0.001 and others by 10, as their outputs are large: run "
-            "it without --check, which prints how far each output is, and then give "
-            "somewhat more than that, as in --tolerance 0.1",
+            "--check with --quantize needs --tolerance: run once without --check to see the "
+            "difference, then give a larger one, such as --tolerance 0.1",
             ExitStatus.USAGE,
         )
     check_paths(read=[], written=[("--output", args.output), ("--html", args.html)])
@@ -270,7 +272,7 @@ def _lower(
     accuracy, not_compared = _compared(model, args.output, args.check, stages)
     lines = list(trial_lines(trials)) if trials else []
     summary = lowered.delegation()
-    lines += report_lines(lowered, summary, args.output, stages.seconds, accuracy, not_compared)
+    lines += report_lines(lowered, summary, args.output, stages.seconds)
     if partitioners and not summary.delegates:
         lines.append(f"warning        nothing was delegated to {', '.join(args.backend)}")
     if trains(program):
@@ -285,8 +287,8 @@ def _lower(
                 if parameter.is_floating_point()
             ),
             len(samples) if args.quantize in chosen[1].calibrated else None,
-            accuracy,
         )
+    lines += accuracy_lines(accuracy, not_compared, quantized=chosen is not None)
     return lines, accuracy
 
 

@@ -82,6 +82,7 @@ def lower(
     programs: ExportedProgram | Model | Mapping[str, ExportedProgram | Model],
     partitioners: Partitioners | Mapping[str, Partitioners] | None = None,
     *,
+    dynamic_shapes: Any = None,
     constant_methods: Mapping[str, Any] | None = None,
     bounds: Bounds | None = None,
     config: EmitConfig | None = None,
@@ -104,6 +105,8 @@ def lower(
         partitioners: Who chooses what goes to backends: a partitioner, the name of a backend
             whose partitioner is installed, or a list of which the first chooses first; for all
             methods, or in a mapping by method. None leaves everything to the runtime's kernels.
+        dynamic_shapes: As torch.export takes them, for ``(module, args)`` or
+            ``(module, args, kwargs)``: the fourth element of the tuple.
         constant_methods: Values that additional methods return.
         bounds: Upper bounds of dynamic dimensions, for which memory is planned: a size for all of
             inputs that have none, or sizes by name, such as ``{"batch": 8, "x": {1: 512}}``; see
@@ -130,6 +133,10 @@ def lower(
         >>> lowered.delegation().delegates
         {}
     """
+    if dynamic_shapes is not None:
+        if not isinstance(programs, tuple) or len(programs) not in (2, 3):
+            raise LoweringError("dynamic_shapes is for (module, args) or (module, args, kwargs)")
+        programs = (*programs, *({},)[len(programs) - 2 :], dynamic_shapes)
     methods = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     chosen = _by_method(partitioners, methods)
     settings = _settings(config, constant_methods, bounds)

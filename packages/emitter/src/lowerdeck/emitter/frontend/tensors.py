@@ -29,6 +29,7 @@ from lowerdeck.torch_base import (
 )
 
 _MAX_RANK = 16
+_TAKES_BOUNDS = "in lower, EmitConfig or LowerdeckExporter (--bounds on the command line)"
 
 
 class ValueFactory:
@@ -124,10 +125,10 @@ class ValueFactory:
             named = [self._dimension_names[s] for s in symbols if s in self._dimension_names]
             cure = (
                 f'give it a max: torch.export.Dim("{named[0]}", max=...) at export, or '
-                f'bounds={{"{named[0]}": ...}} in lower or EmitConfig'
+                f'bounds={{"{named[0]}": ...}} {_TAKES_BOUNDS}'
                 if named
                 else "it depends on data; give it a max: torch._check(size <= limit) in the "
-                f'model, or bounds={{"{symbols[0]}": ...}} in lower or EmitConfig'
+                f'model, or bounds={{"{symbols[0]}": ...}} {_TAKES_BOUNDS}'
             )
             called = f" ({', '.join(named)})" if named else ""
             raise UnboundedSizeError(

@@ -191,13 +191,22 @@ def _delegate_text(entry: dict[str, Any]) -> str:
 
 
 def _section_lines(summary: dict[str, Any]) -> Iterator[str]:
-    """One line a kind, the largest first: a file may have thousands of segments."""
+    """One line a kind, the largest first: a file may have thousands of segments.
+
+    Bytes that two segments share, such as a tied weight, count for the first of them.
+    """
     whole = summary["size"]
     sizes: Counter[str] = Counter()
+    shared: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    for section in summary["sections"]:
-        sizes[section["kind"]] += section["size"]
-        counts[section["kind"]] += 1
+    end = 0
+    for section in summary["sections"]:  # by offset
+        kind, section_end = section["kind"], section["offset"] + section["size"]
+        own = max(0, section_end - max(section["offset"], end))
+        sizes[kind] += own
+        shared[kind] += section["size"] - own
+        counts[kind] += 1
+        end = max(end, section_end)
     padding = whole - sum(sizes.values())
     if padding > 0:
         sizes["padding"] = padding
@@ -214,6 +223,8 @@ def _section_lines(summary: dict[str, Any]) -> Iterator[str]:
         bar = "█" * round(_BAR * size / whole) if whole else ""
         share = share_text(size, whole)
         name = names.get(kind, kind)
+        if shared[kind]:
+            name += f", {size_text(shared[kind])} shared"
         yield f"  {size_text(size):>9}  {share:>7}  {name:<{_NAME}}  {bar}".rstrip()
 
 

@@ -60,15 +60,17 @@ def dtype_name(scalar_type: ScalarType) -> str:
 
 
 def tensor_text(tensor: Tensor) -> str:
-    """Return type and shape, such as ``float32[1, 3, 224, 224]``; ``≤`` marks an upper bound.
+    """Return type and shape, such as ``float32[1, 3, 224, 224]``.
+
+    A dynamic shape is ``float32 at most [1, 3, 224, 224]``: a file does not say which sizes vary.
 
     Args:
         tensor: Any tensor of a method.
     """
-    bound = "" if tensor.shape_dynamism is TensorShapeDynamism.STATIC else "≤ "
+    bound = "" if tensor.shape_dynamism is TensorShapeDynamism.STATIC else " at most "
     sizes = ", ".join(map(str, tensor.sizes[:_LONGEST_LIST]))
     more = ", …" if len(tensor.sizes) > _LONGEST_LIST else ""
-    return clip(f"{dtype_name(tensor.scalar_type)}[{bound}{sizes}{more}]")
+    return clip(f"{dtype_name(tensor.scalar_type)}{bound}[{sizes}{more}]")
 
 
 def value_text(value: KernelTypes, values: Sequence[EValue]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from lowerdeck.emitter import EmittedProgram
@@ -20,8 +21,6 @@ def report_lines(
     summary: DelegationSummary,
     file: Path,
     seconds: Mapping[str, float],
-    accuracy: Sequence[OutputAccuracy],
-    not_compared: str,
 ) -> Iterator[str]:
     """Yield the result of lowering, and the contents of the file.
 
@@ -29,8 +28,6 @@ def report_lines(
         summary: The delegated and other nodes.
         file: Path of the file.
         seconds: Wall time of each stage.
-        accuracy: The difference of each output from eager's.
-        not_compared: Why the accuracy is unknown; empty if it is known.
     """
     delegated, left = sum(summary.delegated.values()), sum(summary.left.values())
     per_backend = ", ".join(f"{count} to {name}" for name, count in summary.delegates.items())
@@ -57,8 +54,22 @@ def report_lines(
     yield "time           " + ", ".join(
         f"{output} {spent:.2f} s" for output, spent in seconds.items()
     )
+
+
+def accuracy_lines(
+    accuracy: Sequence[OutputAccuracy], not_compared: str, *, quantized: bool
+) -> Iterator[str]:
+    """Yield the difference from the model, of a quantised program for each output.
+
+    Args:
+        accuracy: The difference of each output from eager's.
+        not_compared: Why the accuracy is unknown; empty if it is known.
+    """
     if not_compared:
-        yield f"from eager     not compared: {not_compared}"
+        yield f"{'from float' if quantized else 'from eager'}     not compared: {not_compared}"
+    elif quantized:
+        for output in accuracy:
+            yield f"from float     on the example inputs: {output.name}: {output}"
     else:
         largest = max((output.largest for output in accuracy), default=0.0)
         yield f"from eager     differs by at most {largest:.3g}"
@@ -69,7 +80,6 @@ def quantization_lines(
     float_weights: Sequence[FloatWeight],
     weight_bytes: int,
     samples: int | None,
-    accuracy: Sequence[OutputAccuracy],
 ) -> Iterator[str]:
     """Yield the result of quantisation.
 
@@ -77,7 +87,6 @@ def quantization_lines(
         float_weights: The weights that stay float, the largest first.
         weight_bytes: Bytes of all weights of the model in float.
         samples: Number of calibration samples; None without calibration.
-        accuracy: The difference of each output from that of the float model.
     """
     if samples is not None:
         calibration = f"with {samples} samples" if samples else "with the example inputs alone; "
@@ -92,8 +101,6 @@ def quantization_lines(
             f"warning        --quantize {mode} leaves {_size(left)} of {_size(weight_bytes)} of "
             "weights in float"
         )
-    for output in accuracy:
-        yield f"from float     {output.name}: {output}"
 
 
 def _largest_tensor(plans: Sequence[ExecutionPlan]) -> Iterator[str]:
@@ -121,19 +128,23 @@ def _largest_tensor(plans: Sequence[ExecutionPlan]) -> Iterator[str]:
 
 def _contents(emitted: EmittedProgram, file_bytes: int) -> dict[str, int]:
     program = emitted.program
-    named = emitted.named_data.get_named_data_store_output()
+    constants = [_view(buffer.storage) for buffer in program.constant_buffer]
+    by_size = {size: list(views) for size, views in groupby(sorted(constants, key=len), len)}
+    named = emitted.named_data.get_named_data_store_output().buffers
+    # The file holds a named blob that is a constant too, such as a tied weight, once.
+    own = [view for view in map(_view, named) if view not in by_size.get(len(view), ())]
     parts = {
-        "constants": sum(_bytes(buffer.storage) for buffer in program.constant_buffer),
-        "delegate blobs": sum(_bytes(blob.data) for blob in program.backend_delegate_data),
-        "named data": sum(_bytes(blob) for blob in named.buffers),
-        "initial state": sum(_bytes(buffer.storage) for buffer in program.mutable_data or ()),
+        "constants": sum(map(len, constants)),
+        "delegate blobs": sum(len(_view(blob.data)) for blob in program.backend_delegate_data),
+        "named data": sum(map(len, own)),
+        "initial state": sum(len(_view(buffer.storage)) for buffer in program.mutable_data or ()),
     }
     parts["program and padding"] = max(0, file_bytes - sum(parts.values()))
     return parts
 
 
-def _bytes(storage: Storage) -> int:
-    return 0 if isinstance(storage, FileRange) else memoryview(storage).nbytes
+def _view(storage: Storage) -> memoryview:
+    return memoryview(b"" if isinstance(storage, FileRange) else storage).cast("B")
 
 
 def _size(count: int) -> str:

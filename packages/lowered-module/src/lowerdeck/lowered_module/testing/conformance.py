@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from lowerdeck.emitter import emit
 from lowerdeck.inspect import installed_entries
+from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.accuracy import call_in_eager, pair_values
 from lowerdeck.lowered_module.inspect.inspection import delegates_in
 from lowerdeck.lowered_module.lowering import to_backend
@@ -89,14 +90,15 @@ def default_samples(seeds: Iterable[int] = range(6)) -> list[Sample]:
 def check_backend(
     partitioner: Callable[[ExportedProgram], Any],
     *,
-    samples: Iterable[Sample] | None = None,
+    samples: Iterable[Sample | tuple[torch.nn.Module, tuple[Any, ...]]] | None = None,
     runtimes: Mapping[str, Any] | None = None,
     tolerance: float = 1e-4,
 ) -> ConformanceReport:
     """Return what a partitioner and the backends that it names do well, and what not.
 
     Args:
-        samples: Programs to try; ``default_samples()`` if None.
+        samples: Programs to try, each a ``Sample`` or ``(module, inputs)``; ``default_samples()``
+            if None.
         runtimes: Runtime halves by backend id, for ``lowerdeck.runner``, before those that are
             installed. Without any, files are written and the report says "not run".
         tolerance: Largest difference from eager that is allowed, absolute and relative; each
@@ -105,15 +107,31 @@ def check_backend(
     Returns:
         A report; print it for a list.
 
+    Raises:
+        LoweringError: A sample is another object.
+
     Example:
         >>> report = check_backend(RunPartitioner(lambda node: True), samples=[generated(1, 4)])
         >>> report.passed
         True
     """
     report = ConformanceReport()
-    for sample in default_samples() if samples is None else samples:
+    given = default_samples() if samples is None else samples
+    for sample in [_as_sample(value, number) for number, value in enumerate(given)]:
         _try_sample(report, sample, partitioner, runtimes, tolerance)
     return report
+
+
+def _as_sample(value: Any, number: int) -> Sample:
+    if isinstance(value, Sample):
+        return value
+    match value:
+        case torch.nn.Module() as module, tuple() as inputs:
+            return Sample(f"sample {number}", module, inputs)
+    raise LoweringError(
+        f"sample {number} is a {type(value).__name__}, expected Sample(name, module, inputs, "
+        "dynamic_shapes) or (module, inputs)"
+    )
 
 
 def _try_sample(
