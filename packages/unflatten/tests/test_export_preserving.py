@@ -274,7 +274,7 @@ def test_errors_of_the_model_stay_its_own() -> None:
 
 
 def test_what_is_no_model_and_no_option_is_refused() -> None:
-    with pytest.raises(UnsupportedProgramError, match="leave it out"):
+    with pytest.raises(UnsupportedProgramError, match="remove the option"):
         export_preserving(Passes(), (X,), preserve_module_call_signature=("blocks",))
     for wrong in (None, torch.export.export(nn.ReLU(), (X,))):
         with pytest.raises(UnsupportedProgramError, match=r"expected a torch.nn.Module"):

@@ -1,4 +1,4 @@
-"""Give an ExportedProgram its eager module hierarchy back."""
+"""Restore the eager module hierarchy of an ExportedProgram."""
 
 from lowerdeck.unflatten.api import unflatten
 from lowerdeck.unflatten.call_signature import FlatArgsAdapter

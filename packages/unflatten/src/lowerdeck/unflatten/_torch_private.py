@@ -1,4 +1,4 @@
-"""Private parts of torch that this package uses, in one file for each new release of torch."""
+"""Uses of private torch APIs, to be checked with each torch release."""
 
 from __future__ import annotations
 
@@ -63,17 +63,16 @@ Module stacks of nodes inside a custom autograd function start there.
 
 AUTOCAST_REGION: Any = wrap_with_autocast
 GRAD_MODE_REGION: Any = wrap_with_set_grad_enabled
-"""Operators that run a subgraph under another mode."""
+"""Higher-order operators that run a subgraph under another mode (no_grad, autocast)."""
 
 ENTER_AUTOCAST: Any = _enter_autocast
 EXIT_AUTOCAST: Any = _exit_autocast
 SET_GRAD_MODE: Any = torch._C._set_grad_enabled
-"""Functions that switch a mode; code generation turns their pairs into ``with`` blocks."""
+"""Functions that enter or exit a mode; codegen emits each pair as a ``with`` block."""
 
 TRACEPOINT: Any = torch.ops.higher_order._export_tracepoint
-"""Identity operator that marks the arguments or results of a call with a preserved signature.
-
-Export removes these marks, except in regions that run under another mode.
+"""Identity operator (tracepoint) on arguments and results of calls with a preserved signature.
+Export removes tracepoints, except in mode regions.
 """
 
 NATIVE_FUNCTIONS: Any = torch._C._nn
@@ -89,13 +88,13 @@ def is_decomposed(program: ExportedProgram) -> bool:
 
 
 def packet_name(operator: object) -> str | None:
-    """Return the name shared by all overloads of an operator, or None for anything else."""
+    """Return the name of an operator's overload packet, or None for other objects."""
     name: str | None = getattr(operator, "_opname", None)
     return name
 
 
 def calls_are_observed() -> bool:
-    """Return whether anything but ``forward`` may run in a call of a module without hooks.
+    """Return whether calling a module without hooks may run more than ``forward``.
 
     Tracers and exports replace ``__call__``, other tools register global hooks, the profiler
     records calls.
@@ -111,17 +110,17 @@ def calls_are_observed() -> bool:
 
 
 def children_of(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
-    """Return the table of children, including names that are not attributes."""
+    """Return the dict of children, including names hidden from attribute access."""
     return module._modules
 
 
 def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
-    """Return the table of the module's own parameters."""
+    """Return the dict of the module's own parameters."""
     return module._parameters
 
 
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """Return the table of the module's own buffers."""
+    """Return the dict of the module's own buffers."""
     return module._buffers
 
 
@@ -131,7 +130,7 @@ def unsaved_buffers_of(module: torch.nn.Module) -> set[str]:
 
 
 def share_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) -> None:
-    """Make ``module`` use the tables of children, parameters and buffers of ``owner``."""
+    """Make ``module`` share the child, parameter and buffer dicts of ``owner``."""
     for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
         module.__dict__[name] = owner.__dict__[name]
 
@@ -139,8 +138,8 @@ def share_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) ->
 def call_being_traced() -> tuple[str, str]:
     """Return the path of the module that non-strict export traces, and the name of its call.
 
-    The name is that of the module call graph: the path, or ``path@index`` for later calls. Both
-    are "" where nothing is traced.
+    The call's name is its key in the module call graph: the path, or ``path@index`` for repeated
+    calls. Both are "" outside of a trace.
     """
     mode: Any = get_proxy_mode()
     stack = getattr(mode.tracer, "module_stack", None) if mode is not None else None
@@ -152,17 +151,17 @@ def call_being_traced() -> tuple[str, str]:
 
 
 def node_of(value: torch.Tensor) -> Node | None:
-    """Return the node that stands for a tensor in the trace, or None for a constant."""
+    """Return the trace's node for a tensor, or None for a constant."""
     mode: Any = get_proxy_mode()
     slot: Any = get_proxy_slot(value, mode.tracer, None)
     return None if slot is None else slot.proxy.node
 
 
 def remove_effect_tokens(program: ExportedProgram) -> ExportedProgram:
-    """Return ``program`` without the tokens that order its effectful operators.
+    """Return ``program`` without effect tokens.
 
-    A program with tokens is copied first, because torch's pass works in place; the copy shares
-    all state, constants and delegates.
+    torch's pass works in place, so a program with tokens is copied; state, constants and delegates
+    are shared.
     """
     signature = program.graph_signature
     if not signature.input_tokens and not signature.output_tokens:
@@ -184,7 +183,7 @@ def remove_effect_tokens(program: ExportedProgram) -> ExportedProgram:
 
 
 def size_guards(placeholders: Sequence[Node], ranges: Any, names: Sequence[str]) -> list[str]:
-    """Return torch's guards on flat inputs as Python, with ``L['name']`` for an input.
+    """Return torch's guards on flat inputs as Python expressions over ``L['name']``.
 
     Args:
         placeholders: Placeholder of each user input, with its example value.
@@ -197,10 +196,10 @@ def size_guards(placeholders: Sequence[Node], ranges: Any, names: Sequence[str])
 
 
 def guard_function(guards: Sequence[str], names: Sequence[str]) -> Callable[..., None]:
-    """Return the function by which ``program.module()`` checks guards.
+    """Return the guard function of ``program.module()``.
 
     Args:
-        guards: The guards as Python.
+        guards: Python expressions.
         names: Unique name of each user input.
     """
     paths: list[Any] = [(pytree.MappingKey(name),) for name in names]
@@ -218,7 +217,7 @@ class Movable(torch.nn.Module):
         return self
 
     def _lowerdeck_moved(self, fn: Any) -> None:
-        """Move what torch does not know of.
+        """Move tensors outside of torch's parameter and buffer dicts.
 
         Args:
             fn: The function that torch applied to each parameter and buffer.
@@ -226,9 +225,9 @@ class Movable(torch.nn.Module):
 
 
 def module_state() -> dict[str, Any]:
-    """Return the attributes that ``torch.nn.Module.__init__`` sets, several times faster.
+    """Return the attributes that ``torch.nn.Module.__init__`` sets, at a fraction of its cost.
 
-    Those that few modules need are missing: ``Movable`` creates them when they are first read.
+    Rarely used attributes are created by ``Movable`` at their first read.
     """
     state = _MODULE_STATE.copy()
     for name, kind in _MODULE_TABLES:
@@ -238,7 +237,7 @@ def module_state() -> dict[str, Any]:
 
 _MODULE_STATE: dict[str, Any] = vars(torch.nn.Module())
 for _name in [name for name in _MODULE_STATE if re.search("state_dict|kwargs|always", name)]:
-    # Half of a module's objects, which only state dicts and calls with hooks read.
+    # Half of a module's objects; only state dicts and calls with hooks read these.
     del _MODULE_STATE[_name]
     setattr(Movable, _name, cached_property(lambda _: OrderedDict[int, Any]()))
     vars(Movable)[_name].__set_name__(Movable, _name)
@@ -250,5 +249,5 @@ _MODULE_TABLES = [
 
 
 def size_conditions(program: ExportedProgram) -> list[str]:
-    """Return the conditions on sizes of inputs that torch recorded, as Python."""
+    """Return the recorded guards on input sizes as Python expressions."""
     return list(dict.fromkeys(program._guards_code))

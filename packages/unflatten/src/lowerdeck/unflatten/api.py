@@ -1,4 +1,4 @@
-"""Turn an ``ExportedProgram`` back into modules."""
+"""Convert an ``ExportedProgram`` to a module hierarchy."""
 
 from __future__ import annotations
 
@@ -53,29 +53,27 @@ def unflatten(
     restore_types: bool | torch.nn.Module = False,
     module_factory: ModuleFactory | None = None,
 ) -> UnflattenedModule:
-    """Return a module that computes what the program does, with the eager module's hierarchy.
+    """Return a module equivalent to the program, with the eager module's hierarchy.
 
-    Submodules, parameters, buffers and constants have eager's names, order and sharing. The
-    program is not changed and not kept alive; memory is shared with it until one side writes.
+    Submodules, parameters, buffers and constants keep eager's names, order and sharing. The
+    program is neither changed nor kept alive; its memory is shared copy-on-write.
 
     Args:
-        flat_args_adapter: Converts arguments of another structure into the exported one.
-        inplace: Write mutated buffers and inputs in the modules that own them, as eager does.
-            Otherwise the graphs of a functional program stay functional, and the outermost code
-            writes at its end.
-        preserve: With ``"all"``, children without a recorded signature get a signature of flat
-            values, in the order of their first use, and can be called alone and replaced.
-        restore_types: Make each child an instance of its eager class as well, where that class is
-            loaded; given the eager module, also copy the plain attributes of its children.
-        module_factory: Called with the name and the module of each child; its result replaces
-            the child.
+        flat_args_adapter: Converts arguments of another pytree structure to the exported one.
+        inplace: Write mutated buffers and inputs in their owning modules, as eager does. Otherwise
+            graphs stay functional, and the root's code writes back at its end.
+        preserve: With ``"all"``, children without a recorded signature get one of flat values in
+            order of first use, so that they can be called alone and replaced.
+        restore_types: Make each child an instance of its eager class too, if that class is loaded;
+            given the eager module, also copy plain attributes of its children.
+        module_factory: Called with each child's name and module; returns the child's replacement.
 
     Returns:
-        The outermost module, called like the eager one.
+        The root module, called like the eager one.
 
     Raises:
-        UnsupportedProgramError: The program is not an ``ExportedProgram``, or it computes
-            gradients, or an option has another value.
+        UnsupportedProgramError: The program is not an ``ExportedProgram``, it has a backward
+            signature, or an option is invalid.
 
     Example:
         >>> import torch
@@ -86,13 +84,13 @@ def unflatten(
     """
     if not isinstance(module, ExportedProgram):
         raise UnsupportedProgramError(
-            f"expected an ExportedProgram; found a {type(module).__name__}. "
-            "Create one by torch.export.export(model, args)."
+            f"expected an ExportedProgram; found a {type(module).__name__}. Create one with "
+            "torch.export.export(model, args)."
         )
     if module.graph_signature.backward_signature is not None:
         raise UnsupportedProgramError(
-            "expected a program without a backward signature; found one that computes gradients "
-            "in its own graph. Export the forward pass alone."
+            "expected a program without a backward signature; found a joint forward-backward "
+            "graph. Export the forward pass alone."
         )
     if preserve not in (None, "all"):
         raise UnsupportedProgramError(
@@ -216,7 +214,7 @@ def _updates(working: WorkingGraph, mutations: Mutations) -> Iterator[tuple[str 
 
 
 def _copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
-    """Return a copy that later changes of the program's signature do not reach."""
+    """Return a copy that is unaffected by later changes to the program's signature."""
     return ExportGraphSignature(
         [_shallow_copy(spec) for spec in signature.input_specs],
         [_shallow_copy(spec) for spec in signature.output_specs],
@@ -224,7 +222,7 @@ def _copy_signature(signature: ExportGraphSignature) -> ExportGraphSignature:
 
 
 def _shallow_copy(value: T) -> T:
-    """Return a shallow copy, as ``copy.copy`` does in eight times the time."""
+    """Return a shallow copy, eight times faster than ``copy.copy``."""
     copied = object.__new__(type(value))
     copied.__dict__.update(vars(value))
     return copied

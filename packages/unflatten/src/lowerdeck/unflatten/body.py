@@ -1,4 +1,4 @@
-"""The code of a generated module: its graph, source, signature and recorded calls."""
+"""Graph, source, signature and recorded calls of a generated module."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Body:
     """One specialization of a generated module.
 
     Attributes:
-        name: Canonical name of the module.
-        built: The graph, or a function that builds it.
-        signature: Structure of arguments and result; None where both are flat.
-        attributes: Graph modules for operators such as ``cond``.
+        name: Canonical module name.
+        built: The graph, or a function that builds it lazily.
+        signature: Pytree structure of arguments and result; None if both are flat.
+        attributes: Subgraphs of higher-order operators such as ``cond``.
         type_name: Qualified name of the eager module's type.
-        source: The source generated last, or a function that writes it once.
+        source: The last generated source, or a function that generates it.
         calls: The recorded calls of this specialization.
-        sites: The calls of each child, in all specializations.
-        others: The further specializations of the module.
-        refusal: Reason why the module cannot be replaced or hooked, or "".
-        is_part: It is a part of a call that other modules interrupt.
+        sites: Call sites of each child, in all specializations.
+        others: Other specializations of the module.
+        refusal: Why the module cannot be replaced or hooked, or "".
+        is_part: Part of a call that was split because other modules interrupt it.
         is_moved: True after a move to another floating-point dtype.
-        guards: Size conditions of the whole program, for the outermost module.
-        shadowed: Our attribute names that the model gave to a child or to state.
-        eager_type: The eager class that the module also is an instance of.
-        view: The graph as a ``torch.fx.GraphModule``, once it was read.
+        guards: Size guards of the program, on the root module.
+        shadowed: Names of our attributes that the model uses for a child or state.
+        eager_type: Restored eager class of the module.
+        view: Cached ``torch.fx.GraphModule`` of the graph.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Body:
 
     @property
     def specializations(self) -> tuple[Body, ...]:
-        """This specialization and the further ones."""
+        """All specializations, this one first."""
         return (self, *self.others)
 
     @property
@@ -78,7 +78,7 @@ class Body:
 
     @property
     def graph(self) -> Graph:
-        """The graph, which may be edited from now on: its source is written before."""
+        """The graph; its source is generated first, because callers may edit the graph."""
         self.latest()
         return self._build()
 
@@ -88,26 +88,26 @@ class Body:
         return self.built
 
     def write(self) -> Source:
-        """Return the source of the graph as it is now."""
+        """Return newly generated source of the graph."""
         self.source = write_source(
             self._build(), self.signature, self.attributes, is_checked=True, is_root=not self.name
         )
         return self.source
 
     def latest(self) -> Source:
-        """Return the source generated last."""
+        """Return the last generated source."""
         if not isinstance(self.source, Source):
             self.source = (self.source or self.write)()
         return self.source
 
     def function(self) -> Function:
-        """Return the function of this specialization, which is compiled at its first call.
+        """Return the function of this specialization, compiled at its first call.
 
-        A source that was not written yet is written then.
+        Missing source is generated at that call.
         """
         signature = self.signature
         if signature is not None and self.source is None:
-            # Copies of this body share the function, and what it runs.
+            # Copies of this body share the function and its code.
             self.source = cache(self.write)
             function: Any = deferred_function(signature.parameters, self.source)
         else:
@@ -118,7 +118,7 @@ class Body:
         return function  # type: ignore[no-any-return]
 
     def compile(self) -> list[Function]:
-        """Return the functions of all specializations, generated again."""
+        """Regenerate and return the functions of all specializations."""
         for body in self.specializations:
             body.write()
         return [body.function() for body in self.specializations]
@@ -135,17 +135,17 @@ class Body:
     def check_arguments(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Check the arguments of a call; return them, in the exported structure if adapted.
+        """Check the arguments of a call; return them, adapted to the exported structure if needed.
 
         Raises:
-            InputConstraintError: They match no recorded call.
-            InputStructureError: Their structure differs.
+            InputConstraintError: The arguments match no recorded call.
+            InputStructureError: The pytree structure differs.
         """
         signature = self.signature
         leaves = list(args) if signature is None else signature.flatten(module, args, kwargs)
         for leaf in leaves:
             if isinstance(leaf, Proxy):
-                # Otherwise a symbolic trace runs writes of buffers once, and does not record them.
+                # Otherwise a symbolic trace executes buffer writes instead of recording them.
                 leaf.tracer.proxy_buffer_attributes = True
         mismatch = check(self.calls, leaves, any_float=self.is_moved)
         if mismatch is not None:
@@ -189,7 +189,7 @@ def _restore_body(
     return Body(name, restore_graph(graph), attributes=modules, **options)
 
 
-# Graphs as plain data that pickles: operators by name, without example tensors.
+# Graphs as picklable plain data: operators by name, no example tensors.
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "closes", SITE, EXTRA_OUTPUTS)
 
@@ -199,14 +199,14 @@ NodeRecord = tuple[str, str, Any, Any, Any, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class NodeReference:
-    """A node in recorded arguments, by its position."""
+    """Reference to a node by position, in recorded arguments."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorName:
-    """An operator, or a constant of torch where the namespace is empty, by name."""
+    """Name of an operator, or of a torch constant if the namespace is empty."""
 
     namespace: str
     name: str
@@ -216,7 +216,7 @@ class OperatorName:
         """Return the operator.
 
         Raises:
-            UnflattenError: The library that defines it is not loaded.
+            UnflattenError: The operator's library is not loaded.
         """
         if not self.namespace:
             return getattr(torch, self.name)
@@ -232,7 +232,7 @@ class OperatorName:
 
 @dataclass(frozen=True, slots=True)
 class ModuleRecord:
-    """A graph module, such as a branch of a cond, with the attributes that its graph reads."""
+    """Record of a graph module, such as a cond branch, and the attributes its graph reads."""
 
     graph: tuple[NodeRecord, ...]
     attributes: dict[str, Any]
@@ -278,9 +278,9 @@ def restore_graph(record: tuple[NodeRecord, ...]) -> Graph:
 
 
 def record_module(module: Any) -> Any:
-    """Return a graph module as plain data, anything else as it is.
+    """Return a graph module as plain data; return other objects unchanged.
 
-    torch pickles a graph module by its tracer, which it may not be able to recreate.
+    torch pickles a graph module with its tracer, which may not be recreatable.
     """
     if not isinstance(module, GraphModule):
         return module
@@ -290,7 +290,7 @@ def record_module(module: Any) -> Any:
 
 
 def restore_module(record: Any) -> Any:
-    """Return what ``record_module`` recorded."""
+    """Return the object that ``record_module`` recorded."""
     if not isinstance(record, ModuleRecord):
         return record
     attributes = {name: restore_module(value) for name, value in record.attributes.items()}

@@ -1,4 +1,4 @@
-"""Merge equal calls into specializations, and build the hierarchy of modules."""
+"""Deduplicate calls into specializations and build the module hierarchy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from lowerdeck.unflatten.trace.calls import Frame
 from lowerdeck.unflatten.trace.names import ModulePaths
 from lowerdeck.unflatten.trace.program import ProgramState, StateKind
 
-IN_PARTS = "is computed in several parts, interrupted by other modules whose results it reads"
+IN_PARTS = "is split into several parts by other modules whose results it reads"
 
 
 @dataclass(slots=True)
@@ -52,10 +52,10 @@ class _Specializations:
 
 
 class ModuleBuilder:
-    """Builds all modules below the outermost one.
+    """Builds all modules below the root.
 
-    Equal calls are written once, and their graphs are built when they are read. Modules of equal
-    code get one class.
+    Equal calls share one specialization; graphs are built lazily. Modules of equal code share one
+    class.
 
     Args:
         no_signature: The reason why a call without a signature cannot be replaced.
@@ -63,7 +63,7 @@ class ModuleBuilder:
 
     def __init__(self, graphs: GraphBuilder, paths: ModulePaths, no_signature: str) -> None:
         self.graphs = graphs
-        # One object for the graphs of all bodies.
+        # Shared by the graphs of all bodies.
         self._build_graph = graphs.build
         self.paths = paths
         self.no_signature = no_signature
@@ -79,7 +79,7 @@ class ModuleBuilder:
         self._accessors: dict[str, str] = {}
 
     def share(self) -> None:
-        """Find the specializations of each module, and the targets of its calls."""
+        """Find each module's specializations and the targets of its calls."""
         root = self.graphs.working.tree.root
         for frames, is_several in _callees_first(root, self.paths):
             name = self.paths.canonical(frames[0].path)
@@ -106,7 +106,7 @@ class ModuleBuilder:
             source_number = self._source_numbers.setdefault(source.key, len(self._source_numbers))
             written = self._sources[structure] = source, source_number
         source, source_number = written
-        # Even equal parts of calls differ: each is less than the whole call.
+        # Parts of split calls are never shared, even if equal.
         key = (source_number, len(module.bodies) if frame.part else None)
         number = self._numbers[frame] = module.by_key.setdefault(key, len(module.bodies))
         inputs = call.inputs if call is not None else graphs.plan.inputs(graphs.regions[frame])
@@ -138,9 +138,9 @@ class ModuleBuilder:
             module.bodies[number].calls.append(recorded)
 
     def add_sites(self, frame: Frame, sites: dict[str, Site]) -> None:
-        """Add the calls that a call makes to the call sites of its module.
+        """Add a frame's child calls to the call sites of its module.
 
-        A child without a signature has a site if the code selects a specialization of it.
+        A child without a signature has a site only if the code selects its specialization.
         """
         graphs = self.graphs
         for child in frame.children:
@@ -156,7 +156,7 @@ class ModuleBuilder:
             site.calls.append(self._recorded[child])
 
     def build(self, root: torch.nn.Module) -> dict[str, torch.nn.Module]:
-        """Install every module under ``root`` in eager's order; return them by canonical name."""
+        """Install all modules under ``root`` in eager's order; return them by canonical name."""
         canonical = self.paths.canonical
         modules: dict[str, torch.nn.Module] = {"": root}
         for name in self.paths.order:
@@ -186,10 +186,10 @@ class ModuleBuilder:
 
 
 def _callees_first(root: Frame, paths: ModulePaths) -> Iterator[tuple[Sequence[Frame], bool]]:
-    """Yield all calls of a module together, after those of every module that it calls.
+    """Yield calls grouped by module, callees first.
 
-    So the number of a module's specializations is known before its callers are written. The calls
-    of recursive modules come one by one, with True if the module has several calls.
+    Callers are written after the number of callee specializations is known. Calls of recursive
+    modules are yielded singly, with True if the module has several calls.
     """
     calls: dict[str, list[Frame]] = {}
     in_order = _in_call_order(root)[:-1]
@@ -216,7 +216,7 @@ def _callees_first(root: Frame, paths: ModulePaths) -> Iterator[tuple[Sequence[F
 
 
 def _in_call_order(root: Frame) -> list[Frame]:
-    """Return every frame after the frames below it, siblings in the order of their calls."""
+    """Return all frames in postorder, siblings in call order."""
     order, stack = [], [root]
     while stack:
         frame = stack.pop()
@@ -229,7 +229,7 @@ def _in_call_order(root: Frame) -> list[Frame]:
 def install_state(
     modules: Mapping[str, torch.nn.Module], state: ProgramState, paths: ModulePaths
 ) -> None:
-    """Give each module its parameters, buffers and constants."""
+    """Install each module's parameters, buffers and constants."""
     for entry, value in state.copies():
         outer, _, last = entry.name.rpartition(".")
         module: Any = modules[paths.canonical(outer)]
@@ -248,16 +248,16 @@ def install_state(
 # Eager classes, and modules of a factory.
 
 ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
-"""Returns the module that takes the place of a generated child, given its name and the child."""
+"""Maps the name and module of a generated child to its replacement."""
 
 
 def restore_types(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | None) -> None:
-    """Make each child an instance of its eager class as well.
+    """Make each child an instance of its eager class too.
 
     Args:
-        modules: The modules by name, the outermost under ``""``.
-        eager: The exported module: children get the classes and plain attributes of its children.
-            Without it, loaded classes are found by name.
+        modules: Modules by name; the root is ``""``.
+        eager: The exported module; its children supply classes and plain attributes. Without it,
+            loaded classes are looked up by name.
     """
     for name, module in modules.items():
         if not name:
@@ -278,7 +278,7 @@ def restore_types(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module
 
 
 def replace_children(root: torch.nn.Module, factory: ModuleFactory) -> None:
-    """Replace each child by the result of ``factory``, children before their parents.
+    """Replace each child by the result of ``factory``, in postorder.
 
     Raises:
         UnflattenError: The program has no call or no signature of a replaced child.
@@ -323,11 +323,11 @@ _OPTIONAL = {
     "affine": ("weight", "bias"),
     "elementwise_affine": ("weight", "bias"),
 }
-"""Parameters that are None in layers of torch created without them, by the argument."""
+"""Constructor argument of a torch layer to the parameters that are None without it."""
 
 
 def _add_missing(cls: type, module: torch.nn.Module) -> None:
-    """Add the parameters that a layer of torch has as None: code reads ``linear.bias``."""
+    """Register a torch layer's absent parameters as None: code reads ``linear.bias``."""
     options = _OPTIONAL.keys() & inspect.signature(cls).parameters
     for name in (name for option in options for name in _OPTIONAL[option]):
         if not hasattr(module, name):

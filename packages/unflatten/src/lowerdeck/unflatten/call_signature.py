@@ -1,4 +1,4 @@
-"""Structure of a call's arguments and result, and the code that flattens and rebuilds them."""
+"""Pytree structure of call arguments and results, with code to flatten and unflatten them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lowerdeck.unflatten.errors import InputStructureError
 from lowerdeck.unflatten.metadata import ADAPTER
 
 PENDING = "_call"
-"""Parameter of a generated function for the call record of its caller."""
+"""Parameter of generated functions for the caller's ``PendingCall``."""
 
 _OTHERS = "_others"
 """Parameter for arguments whose keywords are not valid Python names."""
@@ -32,10 +32,9 @@ Leaves: TypeAlias = list[Any]
 
 
 class FlatArgsAdapter(ABC):
-    """Converts the flat arguments of one structure into those of another.
+    """Converts flat arguments from one pytree structure to another.
 
-    An ``UnflattenedModule`` uses its adapter when it is called with a structure that differs from
-    the exported one.
+    ``UnflattenedModule`` uses it for calls whose structure differs from the exported one.
 
     Example:
         >>> import torch
@@ -57,38 +56,38 @@ class FlatArgsAdapter(ABC):
         metadata: dict[str, Any] | None = None,
         obj: Any = None,
     ) -> Leaves:
-        """Return the flat arguments of ``target_spec``, one for each of its leaves.
+        """Return one flat argument for each leaf of ``target_spec``.
 
         Args:
             target_spec: The exported structure of ``(args, kwargs)``.
             input_spec: The structure of this call.
-            input_args: The leaves of this call; they may be changed in place.
+            input_args: The leaves of this call; may be changed in place.
             metadata: A copy of the metadata of the exported graph module.
-            obj: The positional arguments of this call as they were passed.
+            obj: The unflattened positional arguments of this call.
         """
 
     def get_flat_arg_paths(self) -> list[str]:
-        """Return a name for each adapted argument, for messages; an empty list means no names."""
+        """Return argument names for messages, or an empty list."""
         return []
 
 
 @dataclass(frozen=True, slots=True)
 class CallSignature:
-    """The structure of one module's arguments and result.
+    """Pytree structure of one module's arguments and result.
 
     Attributes:
         in_spec: Structure of ``(args, kwargs)``.
         out_spec: Structure of the result.
-        names: The variables of the positional arguments, then of the keyword ones.
-        others: Keyword and variable of each argument whose keyword is not a Python name.
-        adapts: Accept any structure and convert it by the module's adapter.
-        carried: Number of values read from the caller besides the arguments.
-        carries: Number of values returned to the caller besides the result.
-        needs: Number of carried values that an eager module could not compute from its arguments.
-        updates: Targets of the first outputs, written behind the graph: the attribute path of
-            state, or None and the number of an argument's leaf.
-        is_flat: The program recorded no signature: values are passed in the order of their use.
-        variadic: Name of eager's ``*args``, if it has the last positional arguments.
+        names: Variables of positional arguments, then of keyword arguments.
+        others: Keyword and variable of each argument whose keyword is not an identifier.
+        adapts: Accept any structure and convert it with the module's adapter.
+        carried: Number of extra inputs besides the arguments.
+        carries: Number of extra outputs besides the result.
+        needs: Number of extra inputs that an eager module could not compute from its arguments.
+        updates: Targets of the leading outputs, written after the graph has run: an attribute path
+            of state, or None and the index of an argument leaf.
+        is_flat: No recorded signature: values are passed in order of use.
+        variadic: Name of eager's ``*args`` if it takes the last positional arguments.
     """
 
     in_spec: pytree.TreeSpec
@@ -105,7 +104,7 @@ class CallSignature:
 
     @property
     def has_extras(self) -> bool:
-        """Whether values pass besides the arguments and the result."""
+        """Whether there are extra inputs or outputs."""
         return bool(self.carried or self.carries)
 
     @property
@@ -115,7 +114,7 @@ class CallSignature:
 
     @property
     def parameters(self) -> str:
-        """The text of the parameter list after ``self``."""
+        """Source of the parameter list after ``self``."""
         if self.adapts:
             return ", *args, **kwargs"
         special = {variable for _, variable in self.others}
@@ -125,11 +124,11 @@ class CallSignature:
 
     @property
     def parts(self) -> list[pytree.TreeSpec]:
-        """The structure of each argument."""
+        """The pytree structure of each argument."""
         return [spec for part in self.in_spec.children() for spec in part.children()]
 
     def python_signature(self) -> inspect.Signature:
-        """Return the signature with eager's ``*args``, by which export matches dynamic shapes."""
+        """Return the signature with eager's ``*args``, for export's dynamic shapes."""
         count = self.in_spec.child(0).num_children
         kinds = inspect.Parameter
         single = self.names[: self.names.index(f"{self.variadic}_0")]
@@ -139,7 +138,7 @@ class CallSignature:
         return inspect.Signature(parameters)
 
     def leaf_parameters(self) -> Iterator[str | None]:
-        """Yield for each leaf the parameter that it is, or None where it is a part of one."""
+        """Yield each leaf's parameter, or None if the leaf is only part of one."""
         if self.adapts:
             yield from (None for _ in range(self.in_spec.num_leaves))
             return
@@ -148,16 +147,16 @@ class CallSignature:
         yield from (None for _ in range(self.carried))
 
     def labels(self) -> list[str]:
-        """Return for each argument the name by which a caller knows it, for messages."""
+        """Return the caller's name of each argument, for messages."""
         args, kwargs = self.in_spec.children()
         return [*self.names[: args.num_children], *(one_line(str(key)) for key in kwargs.context)]
 
     def leaf_labels(self, examples: Sequence[Any], write: Callable[[str], str] = str) -> list[str]:
-        """Return how a caller writes each leaf, such as ``x`` or ``options['scale']``.
+        """Return the caller's expression for each leaf, such as ``x`` or ``options['scale']``.
 
         Args:
             examples: Example values of the leaves.
-            write: Returns the text for the name of an argument.
+            write: Formats the name of an argument.
         """
         labels: list[str] = []
         for label, spec in zip(self.labels(), self.parts, strict=True):
@@ -169,7 +168,7 @@ class CallSignature:
         """Return the leaves of a call.
 
         Raises:
-            InputStructureError: The containers differ from the recorded ones.
+            InputStructureError: The pytree structure differs from the recorded one.
         """
         if self.adapts:
             return adapt_arguments(module, tuple(args), kwargs, self.in_spec)
@@ -184,7 +183,7 @@ class CallSignature:
         return leaves
 
     def flatten_lines(self, leaves: Sequence[str], object_name: NameObject) -> Iterator[str]:
-        """Yield the lines that set the variables ``leaves`` from the parameters."""
+        """Yield lines that flatten the parameters into the variables ``leaves``."""
         if self.adapts:
             targets = "".join(f"{leaf}, " for leaf in leaves)
             function = object_name(adapt_arguments)
@@ -202,7 +201,7 @@ class CallSignature:
             yield f"{targets}= {PENDING}.extra_inputs"
 
     def return_lines(self, leaves: Sequence[str], object_name: NameObject) -> Iterator[str]:
-        """Yield the lines that return the result built from the expressions ``leaves``."""
+        """Yield lines that unflatten the expressions ``leaves`` and return the result."""
         feed = iter(leaves)
         result = _build_expression(self.out_spec, feed, object_name)
         if self.carries:
@@ -211,7 +210,7 @@ class CallSignature:
 
 
 def flat_signature(inputs: int, outputs: int) -> CallSignature:
-    """Return the signature of a call of flat values."""
+    """Return a signature of flat values."""
     in_spec = pytree.tree_structure((tuple([0] * inputs), {}))
     out_spec = pytree.tree_structure(0 if outputs == 1 else tuple([0] * outputs))
     names, others = argument_variables(in_spec, None)
@@ -221,11 +220,11 @@ def flat_signature(inputs: int, outputs: int) -> CallSignature:
 def argument_variables(
     in_spec: pytree.TreeSpec, known: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Return the parameter names and the remaining arguments of a call.
+    """Return the parameter names, and the arguments whose keywords are not identifiers.
 
     Args:
         in_spec: Structure of ``(args, kwargs)``.
-        known: The parameter names of eager's forward, where export recorded them.
+        known: Parameter names of eager's forward, if export recorded them.
     """
     args, kwargs = in_spec.children()
     keywords = [str(name) for name in kwargs.context]
@@ -250,7 +249,7 @@ def _is_parameter(name: object) -> bool:
 
 
 def _unused(name: str, taken: set[str]) -> str:
-    """Return ``name``, with underscores behind it if it is taken, and reserve it."""
+    """Return ``name``, suffixed with underscores if it is in ``taken``, and reserve it."""
     while name in taken:
         name += "_"
     taken.add(name)
@@ -259,10 +258,10 @@ def _unused(name: str, taken: set[str]) -> str:
 
 @lru_cache(4096)
 def is_name(text: object) -> bool:
-    """Return whether Python source can write ``text`` as a name and means that very text by it.
+    """Return whether ``text`` is an identifier that Python does not rename.
 
-    The parser normalizes other spellings of a letter (``µ`` for ``μ``), which would read another
-    attribute; nothing can be bound to ``__debug__``.
+    The parser applies NFKC (``µ`` becomes ``μ``), which would read another attribute;
+    ``__debug__`` cannot be assigned.
     """
     return (
         type(text) is str
@@ -274,7 +273,7 @@ def is_name(text: object) -> bool:
 
 
 def one_line(text: str) -> str:
-    """Return ``text`` with escapes for line ends, invisible letters and bidirectional marks."""
+    """Return ``text`` with line ends, invisible characters and bidirectional marks escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -292,7 +291,7 @@ def adapt_arguments(
         kwargs: Keyword arguments, in any order.
 
     Raises:
-        InputStructureError: The structure differs, and the module has no adapter.
+        InputStructureError: The structure differs and the module has no adapter.
     """
     names = expected.child(1).context
     if kwargs and set(kwargs) == set(names):
@@ -300,7 +299,7 @@ def adapt_arguments(
     leaves, structure = pytree.tree_flatten((args, kwargs))
     if structure == expected:
         return leaves
-    # The model may have state of this name, which an attribute access would find.
+    # Attribute access would find model state of this name.
     adapter: FlatArgsAdapter | None = module.__dict__[ADAPTER]
     if adapter is None:
         raise InputStructureError(
@@ -324,10 +323,10 @@ def adapt_arguments(
 
 
 def take_others(arguments: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
-    """Return the arguments of these keywords.
+    """Return the arguments of ``keys``, in that order.
 
     Raises:
-        InputStructureError: One is missing, or there is another one.
+        InputStructureError: A keyword is missing or unexpected.
     """
     if not isinstance(arguments, Proxy) and arguments.keys() != frozenset(keys):
         raise InputStructureError(
@@ -340,7 +339,7 @@ def take_others(arguments: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any,
 def flatten_like(value: Any, spec: pytree.TreeSpec, path: str) -> list[Any]:
     """Return the leaves of ``value``, which must have the structure ``spec``.
 
-    Proxies of a symbolic trace pass, and so does the size of a tensor for a tuple.
+    Proxies of a symbolic trace are accepted, as is a ``torch.Size`` for a tuple.
 
     Raises:
         InputStructureError: The structure differs.
@@ -367,12 +366,12 @@ def flatten_like(value: Any, spec: pytree.TreeSpec, path: str) -> list[Any]:
 
 
 def _part_labels(spec: pytree.TreeSpec, leaves: Sequence[Any]) -> Iterator[str]:
-    """Yield how each leaf is accessed from the argument that it is a part of."""
+    """Yield the accessor of each leaf relative to its argument."""
     try:
         example = pytree.tree_unflatten(leaves, spec)
         paths = [path for path, _ in pytree.tree_flatten_with_path(example)[0]]
     except Exception:
-        # A class may raise anything for leaves that are only examples.
+        # A class's constructor may raise any error for placeholder leaves.
         paths = []
     if len(paths) == len(leaves):
         yield from map(pytree.keystr, paths)
@@ -395,7 +394,7 @@ def _unpack_lines(
         return
     keys = spec.context if spec.type is dict else range(spec.num_children)
     for key, child in zip(keys, spec.children(), strict=True):
-        # Keys of other types are named as objects.
+        # Keys of other types become named globals.
         shown = repr(key) if type(key) in {str, int} else object_name(key)
         yield from _unpack_lines(
             f"{text}[{shown}]", child, f"{path}[{key!r}]", leaves, object_name
@@ -417,7 +416,7 @@ def _build_expression(
 
 
 def describe_spec(spec: pytree.TreeSpec) -> str:
-    """Return how Python writes a structure, such as ``[a value, {'mask': a value}]``."""
+    """Return a structure as Python text, such as ``[a value, {'mask': a value}]``."""
     if spec.is_leaf():
         return "a value"
     parts = [describe_spec(child) for child in spec.children()]

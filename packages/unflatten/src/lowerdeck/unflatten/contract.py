@@ -1,9 +1,8 @@
-"""The contract of calls: recorded arguments and results, and the one check against them.
+"""Check call arguments and results against the recorded ones.
 
-The program has no code for other constants, dtypes, ranks or static sizes than the recorded ones:
-eager may have branched on each of them. So the arguments of a module that is called alone or by a
-changed parent, and the results of a changed child, must match the record. Calls of unchanged
-children by unchanged parents are not checked.
+A program is specialized to its recorded constants, dtypes, ranks and static sizes, because eager
+may branch on each. Arguments of a module that is called alone or by a changed parent, and results
+of a changed child, must match the record. Calls between unchanged modules are not checked.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class TensorRecord(NamedTuple):
 
 
 class NumberRecord(NamedTuple):
-    """A recorded symbolic number, as text."""
+    """Recorded symbolic number, as text."""
 
     expression: str
 
@@ -51,7 +50,7 @@ class NumberRecord(NamedTuple):
 
 
 class ConstantRecord(NamedTuple):
-    """A recorded constant."""
+    """Recorded constant."""
 
     value: object
 
@@ -60,14 +59,14 @@ class ConstantRecord(NamedTuple):
 
 
 Record = TensorRecord | NumberRecord | ConstantRecord | None
-"""Metadata of one leaf; None accepts any value."""
+"""Recorded metadata of one leaf; None accepts any value."""
 
 Records = tuple[tuple[Record, ...], tuple[Record, ...], tuple[tuple[int, int], ...]]
-"""Records of arguments and results, and the positions of equal tensors."""
+"""Records of arguments and results, and positions of identical tensors."""
 
 
 def record_of(value: Any) -> Record:
-    """Return the record of an example value or a constant."""
+    """Return the record of an example value or constant."""
     if isinstance(value, torch.Tensor):
         return TensorRecord(value.dtype, tuple([_size(size) for size in value.shape]))
     if isinstance(value, SYMBOLS):
@@ -87,7 +86,7 @@ def _size(size: Any) -> Any:
 
 @dataclass(slots=True, eq=False)
 class RecordedCall:
-    """One call of a module as the program recorded it.
+    """One recorded call of a module.
 
     Attributes:
         inputs: Leaves of the arguments: nodes of the working graph, or constants.
@@ -101,11 +100,11 @@ class RecordedCall:
     _records: Any = None
 
     def records(self) -> Records:
-        """Return the records of the leaves; the root's own results accept any value."""
+        """Return the records of the leaves; results of the root accept any value."""
         self._find()
         return self._records  # type: ignore[no-any-return]
 
-    # Compilers call this instead of tracing it.
+    # Called, not traced, by compilers.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _find(self) -> None:
         if self._records is None:
@@ -121,7 +120,7 @@ class RecordedCall:
         )
 
     def _is_unread(self, leaf: Node) -> bool:
-        """Return whether nothing reads an argument as the result of this module."""
+        """Return whether an argument that this module also returns is unused as a result."""
         return self.path in (leaf.meta.get("custom") or {}).get(UNREAD, ())
 
     def _find_aliases(self) -> tuple[tuple[int, int], ...]:
@@ -149,7 +148,7 @@ def _leaf_record(leaf: Any) -> Record:
 
 
 def _is_only_returned(leaf: Node) -> bool:
-    """Return whether the program returns a value without computing anything from it."""
+    """Return whether a value's only users are outputs."""
     users = [user for user in leaf.users if user.op != "output" and user.target is not _ALIAS]
     aliases = [user for user in leaf.users if user.target is _ALIAS]
     return bool(leaf.users) and not users and all(map(_is_only_returned, aliases))
@@ -159,7 +158,7 @@ _ALIAS = torch.ops.aten.alias.default
 
 
 def _same_tensor(leaf: Node) -> list[Node]:
-    """Return ``leaf`` and the values that in-place operators returned as ``leaf``."""
+    """Return ``leaf`` and its aliases returned by in-place operators."""
     nodes = [leaf]
     if RESULT in (leaf.meta.get("custom") or ()):
         return nodes
@@ -172,7 +171,7 @@ def _same_tensor(leaf: Node) -> list[Node]:
 
 
 class Mismatch(NamedTuple):
-    """A leaf that differs from its record.
+    """Leaf that differs from its record.
 
     Attributes:
         position: Position of the leaf, arguments before results.
@@ -191,14 +190,14 @@ def check(
     *,
     any_float: bool = False,
 ) -> Mismatch | None:
-    """Return None if the leaves of a call match a recorded call, else a mismatch.
+    """Return None if a call matches a recorded call, else a mismatch.
 
     Args:
-        calls: The recorded calls of one specialization.
+        calls: Recorded calls of one specialization.
         arguments: Leaves of the arguments.
-        results: Leaves of the result; None before the call. Then arguments only select the
-            recorded calls and bind the symbols of their sizes.
-        any_float: Accept any floating-point dtype where one was recorded.
+        results: Leaves of the result; None before the call. If given, arguments only select
+            recorded calls and bind size symbols.
+        any_float: Accept any floating-point dtype for a recorded one.
     """
     mismatch: Mismatch | None = None
     matching: list[tuple[Records, dict[str, Any]]] = []
@@ -238,12 +237,12 @@ def compare(
     """Return None if leaves match their records, else the first mismatch.
 
     Args:
-        sizes: The value of each symbol; filled.
-        any_float: Accept any floating-point dtype where one was recorded.
-        start: Position of the first leaf.
+        sizes: Value of each symbol; filled in.
+        any_float: Accept any floating-point dtype for a recorded one.
+        start: Index of the first leaf.
     """
     for position, (record, value) in enumerate(zip(records, values, strict=True), start):
-        # A symbolic trace would ignore a proxy for a constant.
+        # A symbolic trace would drop a proxy passed for a constant.
         if record is None or (isinstance(value, Proxy) and not isinstance(record, ConstantRecord)):
             continue
         if isinstance(record, TensorRecord):
@@ -283,12 +282,12 @@ def _same_dtype(expected: torch.dtype, value: torch.Tensor, any_float: bool) -> 
 def _same_size(expected: int | str, size: Any, sizes: dict[str, Any]) -> bool:
     if type(expected) is str:
         expected = sizes.setdefault(expected, size)
-    # Export has symbolic sizes, and a comparison would fix their values.
+    # In an export, comparing symbolic sizes would specialize them.
     return bool(type(size) is not int or type(expected) is not int or size == expected)
 
 
 def _same_constant(expected: Any, value: Any) -> bool:
-    # 1, 1.0 and True are equal but differ, as do 0.0 and -0.0; two NaNs are the same.
+    # Compare type and sign: 1 == 1.0 == True and 0.0 == -0.0; NaN matches NaN.
     if type(value) is not type(expected):
         return isinstance(value, SYMBOLS) and type(expected) is int
     if type(expected) is float and not expected:
@@ -306,7 +305,7 @@ def _compare_aliases(aliases: Sequence[tuple[int, int]], values: Sequence[Any]) 
 
 
 def _are_alike(first: Any, second: Any) -> bool:
-    """Return whether readers of two tensors get the same values and gradients."""
+    """Return whether two tensors are interchangeable in values and gradients."""
     if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
         return False
     if torch.compiler.is_compiling() or first.requires_grad is not second.requires_grad:
@@ -314,16 +313,16 @@ def _are_alike(first: Any, second: Any) -> bool:
     try:
         if first.is_set_to(second):
             return True
-        # The user reads the gradients of leaves one by one.
+        # Gradients of distinct autograd leaves are distinct.
         is_read = first.requires_grad and first.is_leaf and torch.is_grad_enabled()
         return not is_read and first.dtype is second.dtype and torch.equal(first, second)
     except (NotImplementedError, RuntimeError):
-        # Tensors of a trace or of a torch.func transform have no values.
+        # Traced and torch.func tensors have no values to compare.
         return False
 
 
 def describe(value: Any) -> str:
-    """Return the description of a value for messages."""
+    """Return a description of a value for messages."""
     if isinstance(value, torch.Tensor):
         sizes = ", ".join(map(str, value.shape))
         return f"a tensor of shape ({sizes}) of {value.dtype}"
@@ -331,38 +330,38 @@ def describe(value: Any) -> str:
 
 
 def raise_for_argument(mismatch: Mismatch, labels: Sequence[str], type_name: str) -> None:
-    """Raise the error for an argument that differs from the recorded one."""
+    """Raise the error for an argument that differs from its record."""
     is_proxy = isinstance(mismatch.value, Proxy)
-    advice = "give that value in concrete_args" if is_proxy else "pass what was recorded"
+    advice = "pass that value in concrete_args" if is_proxy else "pass what was recorded"
     raise InputConstraintError(
         f"argument {labels[mismatch.position]!r} of {type_name} was recorded as "
-        f"{mismatch.recorded}; found {describe(mismatch.value)}. The program has no code for "
-        f"this: {advice}, put an eager module in its place, or export again with it. "
-        "check_input_constraints = False skips this check."
+        f"{mismatch.recorded}; found {describe(mismatch.value)}. The program has no "
+        f"code for this: {advice}, replace the module by an eager one, or export again with this "
+        "argument. check_input_constraints = False skips this check."
     )
 
 
 def raise_for_result(found: str, recorded: str, path: str) -> None:
-    """Raise the error for a result of a changed module that differs from the recorded one."""
+    """Raise the error for a result of a changed module that differs from its record."""
     raise InputConstraintError(
-        f"the changed module {path!r} returned {found}; expected {recorded}, as recorded. The "
-        "code behind the call was recorded for that alone: return it, or export the changed "
-        "model. check_input_constraints = False skips this check."
+        f"the changed module {path!r} returned {found}; expected {recorded}, as recorded. Code "
+        "after the call is specialized to that: return it, or export the changed model. "
+        "check_input_constraints = False skips this check."
     )
 
 
-# Size conditions of the whole program: the guards that program.module() runs.
+# Size guards of the whole program, as checked by program.module().
 
 _INPUT = re.compile(r"L\['flat_args'\]\[(\d+)\]")
 
 
 class RootGuards:
-    """Guards on the sizes of a program's inputs.
+    """Size guards on a program's inputs.
 
     Args:
         placeholders: Placeholder of each user input.
         ranges: Range of each symbol.
-        conditions: Conditions that export recorded, as Python.
+        conditions: Guards that export recorded, as Python.
         signature: Structure of the arguments.
     """
 
@@ -376,14 +375,14 @@ class RootGuards:
         examples = [node.meta.get("val") for node in placeholders]
         self.labels: list[str] = signature.leaf_labels(examples)
         names = signature.leaf_labels(examples, lambda name: f"[{name!r}]")
-        # Names of no argument, as error messages quote them.
+        # Names that no argument has, because error messages quote them.
         unique = [f"_input_{number}_" for number in range(len(names))]
         texts = []
         for condition in conditions:
             text = _INPUT.sub(lambda match: f"L[{unique[int(match[1])]!r}]", condition)
             for name, other in sorted(zip(names, unique, strict=True), key=lambda x: -len(x[0])):
                 text = text.replace(f"L{name}", f"L[{other!r}]")
-                # Strict export names the arguments of *args so.
+                # Strict export's names of *args.
                 base = re.fullmatch(r"\['(.+)_(\d+)'\](.*)", name)
                 if base is not None:
                     part = f"L['{base[1]}'][{base[2]}]{base[3]}"
@@ -391,7 +390,7 @@ class RootGuards:
             texts.append(text)
         self._names = unique
         self._guards = [*size_guards(placeholders, ranges, unique), *texts]
-        # Read now, so that a damaged file is refused early.
+        # Parsed eagerly, so that a damaged file fails at load.
         self._function: Callable[..., None] | None = guard_function(self._guards, unique)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -401,7 +400,7 @@ class RootGuards:
         """Check the sizes of the flat inputs.
 
         Raises:
-            InputConstraintError: The program was not exported for them.
+            InputConstraintError: The sizes violate a guard.
         """
         if any(isinstance(leaf, Proxy) for leaf in leaves):
             return
@@ -414,18 +413,19 @@ class RootGuards:
             for name, label in zip(self._names, self.labels, strict=True):
                 message = message.replace(name, label)
             raise InputConstraintError(
-                f"{message}. The program was exported for sizes that meet this condition: pass "
-                "such sizes, or export again with these. check_input_constraints = False skips it."
+                f"{message}. The program was exported with this size guard: pass sizes that "
+                "satisfy it, or export again with these. check_input_constraints = False skips "
+                "it."
             ) from None
 
 
 def root_guards(
     program: ExportedProgram, placeholders: Sequence[Node], signature: CallSignature
 ) -> RootGuards | None:
-    """Return the guards of a program, or None if its sizes are fixed.
+    """Return a program's guards, or None if all sizes are static.
 
     Raises:
-        UnsupportedProgramError: Its conditions are not Python.
+        UnsupportedProgramError: The recorded guards are not valid Python.
     """
     values = [node.meta.get("val") for node in placeholders]
     is_fixed = not any(
@@ -442,5 +442,5 @@ def root_guards(
         )
     except (SyntaxError, TypeError, KeyError) as error:
         raise UnsupportedProgramError(
-            f"The program's size conditions cannot be read ({error}). Export it again."
+            f"The program's size guards cannot be parsed ({error}). Export it again."
         ) from error

@@ -6,11 +6,11 @@ class UnflattenError(Exception):
 
 
 class UnsupportedProgramError(UnflattenError, ValueError):
-    """The program has no module hierarchy, or its parts disagree."""
+    """The program has no module hierarchy or is inconsistent."""
 
 
 class InputStructureError(UnflattenError, TypeError):
-    """The containers of an argument differ from the exported ones."""
+    """The pytree structure of the arguments differs from the exported one."""
 
 
 class InputConstraintError(UnflattenError, RuntimeError):

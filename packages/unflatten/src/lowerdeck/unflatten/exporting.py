@@ -1,4 +1,4 @@
-"""Export a model with the call signature of each of its modules."""
+"""Export a model with the call signatures of all modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lowerdeck.unflatten.recording import Recorder, mark_pass_through, note_inne
 from lowerdeck.unflatten.swaps import refusal_of
 
 _TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set")
-"""Attributes of a module with its state."""
+"""Attributes of a module that hold its state."""
 
 
 def export_preserving(
@@ -38,17 +38,16 @@ def export_preserving(
 ) -> ExportedProgram:
     """Return ``model`` exported with the call signature of each module.
 
-    The modules of ``unflatten(program)`` are then called like eager's: each can be called alone,
-    hooked, wrapped, and replaced by an eager module. Export cannot record a module that takes or
-    returns text, a symbolic number or an object of an unknown class, that changes a container
-    which it is given, or that is called in a branch: ``swappable()`` names these modules.
+    The modules of ``unflatten(program)`` then have eager's signatures: each can be called alone,
+    hooked, wrapped, or replaced by an eager module. Export cannot record a module that takes or
+    returns text, a symbolic number or a class that is not a pytree node, that mutates an argument
+    container, or that is called in a branch: ``swappable()`` lists these modules.
 
     Args:
-        model: The model; as for ``torch.export.export``.
+        model: As for ``torch.export.export``.
         **options: Further options of ``torch.export.export``.
 
-    Returns:
-        The program.
+
 
     Raises:
         UnsupportedProgramError: ``model`` is not a module, or the options have
@@ -70,15 +69,15 @@ def export_preserving(
     if "preserve_module_call_signature" in options:
         raise UnsupportedProgramError(
             "found preserve_module_call_signature among the options; export_preserving records "
-            "the signature of every module: leave it out, or call torch.export.export."
+            "the signature of every module: remove the option, or call torch.export.export."
         )
-    # Every name of a shared module: export records a call by the name under which it is made.
+    # All names of shared modules: export records each call under the name used.
     modules = {
         path: module
         for path, module in model.named_modules(remove_duplicate=False)
         if path and not refusal_of(module)
     }
-    # torch runs a graph module by an interpreter, which calls no modules.
+    # torch interprets a graph module without calling its modules.
     recorder = Recorder({} if isinstance(model, torch.fx.GraphModule) else modules)
 
     def run(paths: Sequence[str] = (), **more: Any) -> ExportedProgram:
@@ -107,34 +106,34 @@ def _export_strict(
     modules: Mapping[str, torch.nn.Module],
     recorder: Recorder,
 ) -> ExportedProgram:
-    """Return a strict export with the signatures of all modules that torch can record.
+    """Return a strict export with all signatures that torch can record.
 
     Args:
-        run: Exports with the signatures of the modules of these names.
+        run: Exports with the signatures of the named modules.
         modules: All modules, by name.
-        recorder: Finds the modules that cannot be recorded, in a non-strict export.
+        recorder: Detects unrecordable modules, in a non-strict export.
     """
-    # torch's error does not name the module. A model that only strict export takes is tried whole.
+    # torch's error does not name the module. If non-strict export fails, all modules are tried.
     with suppress(Exception):
         recorder.record(lambda: run(strict=False))
-    # It records arguments as they are before a module's own pre-hooks.
+    # Strict export records arguments before a module's own pre-hooks run.
     hooked = [path for path, module in modules.items() if vars(module)["_forward_pre_hooks"]]
     recorder.refuse(hooked, "has forward pre-hooks, which strict export does not record")
     recordable = [path for path in modules if path not in recorder.refusals]
     try:
         return run(recordable)
     except Exception as error:
-        reason = f"has a signature with which torch.export fails ({type(error).__name__})"
+        reason = f"has a signature that makes torch.export fail ({type(error).__name__})"
         recorder.refuse(recordable, reason)
         return run()
 
 
 @contextmanager
 def _state_restored(model: torch.nn.Module) -> Iterator[None]:
-    """Restore the tensors of all modules: an export may leave fake ones there.
+    """Restore the tensors of all modules: an export may leave fake tensors behind.
 
-    Models that compute buffers by the sequence length do so. Other attributes stay: those of
-    transformers record which hooks are installed.
+    This happens for buffers computed from the sequence length. Other attributes are kept: in
+    transformers they record installed hooks.
     """
     states = [vars(module) for module in model.modules()]
     tables = [(state[name], state[name].copy()) for state in states for name in _TABLES]
@@ -157,7 +156,7 @@ def _tensors_in(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _marking(modules: Mapping[str, torch.nn.Module], paths: Sequence[str]) -> Iterator[None]:
-    """Mark results that are arguments in a strict export, which traces the hooks."""
+    """Mark results that are arguments, in a strict export, which traces the hooks."""
     with ExitStack() as stack:
         for path in paths:
             hook = modules[path].register_forward_hook(_marking_hook(path), with_kwargs=True)
@@ -166,7 +165,7 @@ def _marking(modules: Mapping[str, torch.nn.Module], paths: Sequence[str]) -> It
 
 
 def _marking_hook(path: str) -> Callable[..., Any]:
-    # It has no module, which export would name by the hook.
+    # Without a module, after which export would name the hook.
     def after(_: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
         return mark_pass_through(path, pytree.tree_leaves((args, kwargs)), result)
 
@@ -174,9 +173,9 @@ def _marking_hook(path: str) -> Callable[..., Any]:
 
 
 def _numbers_of_tied(model: torch.nn.Module) -> dict[str, int]:
-    """Return a number for each name of modules of one type that share their state.
+    """Number the names of same-type modules that share all state; equal numbers share.
 
-    A module without state has one if it has several names.
+    A stateless module is numbered only if it has several names.
     """
     alike: dict[object, dict[str, int]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -198,11 +197,11 @@ def _numbers_of_tied(model: torch.nn.Module) -> dict[str, int]:
 
 
 def _store_note(program: ExportedProgram, key: str, notes: Mapping[str, Any]) -> None:
-    """Store facts about modules in metadata that saved programs keep.
+    """Store notes about modules in metadata that survives saving.
 
     Args:
-        key: The kind of fact.
-        notes: The facts, by module name.
+        key: Kind of note.
+        notes: Values by module name.
     """
     nodes = [node for inner in graphs_of(program.graph_module) for node in inner.graph.nodes]
     first = next((node for node in nodes if node.op == "call_function"), None)
@@ -217,9 +216,9 @@ def _store_note(program: ExportedProgram, key: str, notes: Mapping[str, Any]) ->
 
 
 def _drop_aliases(program: ExportedProgram) -> None:
-    """Erase aliases that decomposing would lose: those without readers, and of written memory.
+    """Erase aliases that decomposition would drop: unused ones and those of mutated memory.
 
-    A written argument that is not read after its module returned it is marked as a result.
+    A mutated argument that is not used after its module returned it is marked as a result.
     """
     graphs = [module.graph for module in graphs_of(program.graph_module)]
     aliases = [(graph, node) for graph in graphs for node in graph.nodes if is_pass_through(node)]
@@ -228,7 +227,7 @@ def _drop_aliases(program: ExportedProgram) -> None:
     memory = MemoryUse.of_program(program)
     has_writes = any(map(writes_in_place, graphs_of(program.graph_module)))
     renamed: dict[str, str] = {}
-    # A module also returns the aliases that modules in it return.
+    # A module also returns the aliases that its children return.
     paths: dict[str, dict[str, bool]] = {}
     for entry in program.module_call_graph:
         for leaf in entry.signature.outputs if entry.signature else ():

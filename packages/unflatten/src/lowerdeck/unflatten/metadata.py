@@ -1,7 +1,7 @@
 """Attributes of modules and metadata of nodes that this package sets.
 
-``export_preserving`` passes facts about modules to ``unflatten`` in ``node.meta["custom"]``, which
-saved programs keep.
+``export_preserving`` passes notes to ``unflatten`` in ``node.meta["custom"]``, which survives
+saving.
 """
 
 from __future__ import annotations
@@ -15,55 +15,57 @@ from torch.fx import Node
 from lowerdeck.torch_base import graphs_of
 
 PRIVATE = "_lowerdeck"
-"""The code of a generated module."""
+"""Body of a generated module."""
 
 NAME = "_lowerdeck_name"
 """The canonical name of a module without code."""
 
 UNCHANGED = "_lowerdeck_unchanged"
-"""The caller's name of a child until it is hooked, wrapped or moved: its calls are not checked."""
+"""The caller's name of a child; removed when it is hooked, wrapped or moved, which enables its
+checks.
+"""
 
 CHECKS = "check_input_constraints"
-"""The switch of a module's checks."""
+"""Whether a module's checks are on."""
 
 ADAPTER = "flat_args_adapter"
-"""The adapter of the outermost module's arguments."""
+"""Argument adapter of the root."""
 
 FUNCTIONS = "_lowerdeck_functions"
 """The functions of a generated class."""
 
 
 def full_name(module: Any, child: str) -> str:
-    """Return the name of a module's child from the root, for messages."""
+    """Return a child's full name from the root, for messages."""
     state = module.__dict__
     owner = state[PRIVATE].name if PRIVATE in state else state.get(NAME)
     return f"{owner}.{child}" if owner else child
 
 
 NOT_RECORDED = "lowerdeck_not_recorded"
-"""Modules without a recorded signature, with the reason."""
+"""Reasons for modules without a recorded signature."""
 
 MODULE_NUMBERS = "lowerdeck_module_numbers"
-"""Identity of modules that share all their state: equal numbers are one module."""
+"""Ids of modules that share all state: equal ids are one module."""
 
 PASS_THROUGH = "lowerdeck_itself"
-"""Marks an alias node of a result that is an argument of the same call."""
+"""Marks the alias node of a result that is an argument of the same call."""
 
 RESULT = "lowerdeck_returned"
-"""Marks an argument that was written in place and returned, and is read as the result only."""
+"""Marks an argument that is mutated and returned, and afterwards used only as the result."""
 
 UNREAD = "lowerdeck_unread_result"
-"""Modules that return a node as it was given, without a reader of the result."""
+"""Modules that return a node unchanged, with the result unused."""
 
 INNER = "lowerdeck_inner"
-"""Unique name of a node inside a mode region that is a leaf of a call."""
+"""Unique name of a call leaf inside a mode region."""
 
 LEAVES = "lowerdeck_leaves"
-"""Leaves of calls inside mode regions: constants, and names of nodes in lists of one."""
+"""Call leaves inside mode regions: constants, and node names in one-element lists."""
 
 
 def read_notes(program: ExportedProgram) -> dict[str, dict[str, Any]]:
-    """Return the facts about modules, by kind and module name."""
+    """Return the notes about modules, by kind and module name."""
     notes: dict[str, dict[str, Any]] = {NOT_RECORDED: {}, MODULE_NUMBERS: {}, LEAVES: {}}
     for graph_module in graphs_of(program.graph_module):
         for node in graph_module.graph.nodes:
@@ -74,7 +76,7 @@ def read_notes(program: ExportedProgram) -> dict[str, dict[str, Any]]:
 
 
 def is_pass_through(node: Node) -> bool:
-    """Return whether ``node`` is an alias that is read as its argument."""
+    """Return whether ``node`` is an alias inserted for a pass-through result."""
     if node.target is not torch.ops.aten.alias.default:
         return False
     return PASS_THROUGH in (node.meta.get("custom") or ())

@@ -1,4 +1,4 @@
-"""Modules that run the Python code generated from their graphs."""
+"""Modules that run Python code generated from their graphs."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ from lowerdeck.unflatten.swaps import Container, Refusing, SwapTable, child_at, 
 
 _MARK = "_lowerdeck_generated_class"
 _SHARED = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
-"""Descriptions of the program, which never change: copies share them."""
+"""Immutable descriptions of the program, shared by copies."""
 
 
 class GeneratedModule(Refusing):
-    """Base of modules with generated code.
+    """Base class of modules with generated code.
 
-    Each has its own class with a ``forward``, shared by modules of equal code.
+    Modules of equal code share one generated subclass with a ``forward``.
     """
 
     def __init__(self, body: Body) -> None:
-        # Not by torch.nn.Module.__init__, which takes several times as long for the same.
+        # Not torch.nn.Module.__init__, which is several times slower.
         state = module_state()
         state[PRIVATE] = body
-        # Not by torch.nn.Module.__setattr__, which looks at the kind of value.
+        # Not torch.nn.Module.__setattr__, which dispatches on the value's type.
         object.__setattr__(self, "__dict__", state)
 
     @property
     def check_input_constraints(self) -> bool:
-        """Whether a call of this module, and what it calls, is checked against the recorded ones.
+        """Whether calls of this module and below are checked against the recorded calls.
 
-        Setting it sets it in all modules below. Only the switch of the module that is called first
-        counts: that of the root in ``root(x)``, that of the block in ``root.block(x)``.
+        Setting it applies to all modules below. Only the setting of the outermost called module
+        counts: the root's in ``root(x)``, the block's in ``root.block(x)``.
         """
         is_checked: bool = self.__dict__.get(CHECKS, True)
         return is_checked
 
     @check_input_constraints.setter
     def check_input_constraints(self, is_checked: bool) -> None:
-        """Switch the checks of this module and of all modules below on or off."""
+        """Enable or disable the checks of this module and all modules below."""
         for module in self.modules():
             if isinstance(module, GeneratedModule):
                 module.__dict__[CHECKS] = is_checked
@@ -72,7 +72,7 @@ class GeneratedModule(Refusing):
 
     @graph.setter
     def graph(self, graph: Graph) -> None:
-        """Run another graph from now on."""
+        """Replace the graph and regenerate the code."""
         self.__dict__[PRIVATE].built = graph
         GeneratedModule.recompile(self)
 
@@ -80,12 +80,12 @@ class GeneratedModule(Refusing):
     def graph_module(self) -> GraphModule:
         """The graph as a ``torch.fx.GraphModule`` with this module's children and state.
 
-        It takes and returns the flat values of the graph. Its own ``recompile`` generates this
-        module's code again, as with ``torch.export.unflatten``.
+        It takes and returns flat values. Its ``recompile`` regenerates this module's code, as with
+        ``torch.export.unflatten``.
 
         Raises:
-            UnflattenError: torch.fx cannot write code for it, because a child is called with a
-                keyword that is not a Python name.
+            UnflattenError: torch.fx cannot generate code, because a child is called with a keyword
+                that is not an identifier.
         """
         body: Body = self.__dict__[PRIVATE]
         if body.view is None:
@@ -93,7 +93,8 @@ class GeneratedModule(Refusing):
                 body.view = GraphView(self, body.graph, body.attributes)
             except SyntaxError as error:
                 raise UnflattenError(
-                    f"torch.fx cannot write code for the graph of a {body.type_name}: {error}. A "
+                    f"torch.fx cannot generate code for the graph of a {body.type_name}: "
+                    f"{error}. A "
                     "child may be called with a keyword that is not a Python name, such as 'a-b'. "
                     "`code` shows what runs, and `graph` is the graph."
                 ) from error
@@ -102,15 +103,15 @@ class GeneratedModule(Refusing):
 
     @property
     def code(self) -> str:
-        """The Python source of ``forward``, with the model's own lines as comments.
+        """Python source of ``forward``, with the model's lines as comments.
 
-        A module with several specializations has a function for each of them.
+        Each specialization has its own function.
         """
         body: Body = self.__dict__[PRIVATE]
         return body.text()
 
     def print_readable(self, print_output: bool = True, **_: object) -> str:
-        """Return the code of this module and of all below it, and print it if wanted.
+        """Return the code of this module and all below it; print it if ``print_output``.
 
         Args:
             **_: Further options of torch's method; ignored.
@@ -118,22 +119,22 @@ class GeneratedModule(Refusing):
         return print_readable(self, print_output)
 
     def recompile(self) -> None:
-        """Generate ``forward`` again after the graph was edited."""
+        """Regenerate ``forward`` after the graph was edited."""
         body: Body = self.__dict__[PRIVATE]
         body.view = None
         self.__class__ = class_with(_plain_class(type(self)), body, body.compile())
 
     def finalize(self) -> None:
-        """Generate ``forward`` again: torch's name for ``recompile``."""
+        """Regenerate ``forward``; torch's name for ``recompile``."""
         GeneratedModule.recompile(self)
 
     def type_name(self) -> str | None:
-        """Return the qualified name of the eager module's type, or None if it is not known."""
+        """Return the qualified name of the eager module's type, or None if unknown."""
         name: str | None = self.__dict__[PRIVATE].type_name
         return name
 
     def _lowerdeck_moved(self, fn: Any) -> None:
-        """Accept any floating-point dtype from now on if the module was moved to another one."""
+        """Accept any floating-point dtype after a move to another dtype."""
         super()._lowerdeck_moved(fn)
         floats = (torch.float32, torch.float16, torch.bfloat16)
         if any(fn(torch.empty(0, dtype=dtype)).dtype is not dtype for dtype in floats):
@@ -141,11 +142,11 @@ class GeneratedModule(Refusing):
                 body.is_moved = True
 
     def extra_repr(self) -> str:
-        """Return the text of the eager class, where this module has the attributes for it."""
+        """Return the eager class's ``extra_repr`` if this module has the attributes for it."""
         try:
             return super().extra_repr()
         except (AttributeError, KeyError):
-            # Restored types never ran their constructor.
+            # Restored types never ran ``__init__``.
             return ""
 
     def __repr__(self) -> str:
@@ -161,8 +162,8 @@ class GeneratedModule(Refusing):
         return module
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        # Also for deep copies, which look up other methods on the object: a wrapper that forwards
-        # attributes would then be copied by the method of the module in it.
+        # Used for deep copies too: a method looked up on the object, such as ``__deepcopy__``,
+        # would be found through a wrapper that forwards attributes, and copy the inner module.
         state = dict(self.__dict__)
         body: Body = state.pop(PRIVATE)
         shared = _Shared({name: state.pop(name) for name in _SHARED.intersection(state)})
@@ -178,7 +179,7 @@ class GeneratedModule(Refusing):
 
 
 class InterpreterModule(GeneratedModule):
-    """One submodule of the eager hierarchy, running the code of its graph.
+    """Submodule of the eager hierarchy that runs the code of its graph.
 
     The name is torch's; nothing is interpreted. Parameters, buffers and children are eager's.
     """
@@ -188,13 +189,13 @@ class InterpreterModule(GeneratedModule):
 
 
 class UnflattenedModule(GeneratedModule):
-    """An exported program as a module with eager's hierarchy; returned by ``unflatten``.
+    """Exported program as a module with eager's hierarchy; returned by ``unflatten``.
 
     Attributes:
-        graph_signature: The meaning of the program's inputs and outputs.
+        graph_signature: Roles of the program's inputs and outputs.
         module_call_graph: The program's modules and recorded signatures.
         range_constraints: The range of each symbolic size.
-        flat_args_adapter: Converts arguments of another structure into the exported one.
+        flat_args_adapter: Converts arguments of another structure to the exported one.
         meta: A copy of the metadata of the exported graph module.
     """
 
@@ -206,7 +207,7 @@ class UnflattenedModule(GeneratedModule):
 
     @property
     def input_placeholders(self) -> list[Node]:
-        """The placeholders of the graph, one for each leaf of the arguments."""
+        """Placeholders of the graph, one for each argument leaf."""
         return list(GeneratedModule.graph.__get__(self).find_nodes(op="placeholder"))
 
     def swappable(self) -> SwapTable:
@@ -225,7 +226,7 @@ class UnflattenedModule(GeneratedModule):
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A value that copies share."""
+    """Value shared by deep copies."""
 
     value: Any
 
@@ -234,7 +235,7 @@ class _Shared:
 
 
 class _Class(_Shared):
-    """The generated class of a module; unpickled modules generate it again."""
+    """Generated class of a module; regenerated when unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (_plain_class(self.value),)
@@ -253,7 +254,7 @@ def _plain_class(cls: type) -> type:
 
 
 class GraphView(GraphModule):
-    """A module's graph with the module's own children and state, called with flat values."""
+    """Flat-value ``torch.fx.GraphModule`` of a module; shares its children and state."""
 
     def __init__(
         self,
@@ -264,8 +265,8 @@ class GraphView(GraphModule):
         """Create a view.
 
         Args:
-            owner: The module; it is not kept alive.
-            attributes: Graph modules for operators such as ``cond``.
+            owner: The module; not kept alive.
+            attributes: Subgraphs of higher-order operators such as ``cond``.
         """
         super().__init__({}, Graph(), class_name="GraphModule")
         share_children_and_state(self, owner)
@@ -278,7 +279,7 @@ class GraphView(GraphModule):
         self.__dict__["_owner"] = weakref.ref(owner)
 
     def recompile(self) -> Any:
-        """Generate the code of the graph again, here and in the module, after it was edited."""
+        """Regenerate the code here and in the module after the graph was edited."""
         code = super().recompile()
         owner = self.__dict__["_owner"]() if "_owner" in self.__dict__ else None
         if isinstance(owner, GeneratedModule):
@@ -297,7 +298,7 @@ class GraphView(GraphModule):
 
 
 def print_readable(module: torch.nn.Module, print_output: bool) -> str:
-    """Return the code of ``module`` and of every module below it, as classes.
+    """Return the code of ``module`` and all modules below it, as classes.
 
     Args:
         print_output: Whether to also print the text.
@@ -319,7 +320,7 @@ def print_readable(module: torch.nn.Module, print_output: bool) -> str:
 
 
 def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) -> None:
-    """Make ``module`` an instance of ``eager_type`` as well; it still runs its own code."""
+    """Make ``module`` an instance of ``eager_type`` too; it still runs its own code."""
     body: Body = module.__dict__[PRIVATE]
     body.eager_type = eager_type
     if eager_type.__call__ is not torch.nn.Module.__call__:
@@ -329,7 +330,7 @@ def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) 
 
 
 def shadow_own_names(module: torch.nn.Module) -> None:
-    """Make children and state accessible whose names are also names of our attributes."""
+    """Let children and state shadow attributes of ours with the same name."""
     if not isinstance(module, GeneratedModule):
         return
     names: set[str] = set()
@@ -343,7 +344,7 @@ def shadow_own_names(module: torch.nn.Module) -> None:
 
 
 def class_with(base: type, body: Body, functions: Sequence[Function]) -> type:
-    """Return a subclass of ``base`` that runs these functions, one for each specialization."""
+    """Return a subclass of ``base`` with one function for each specialization."""
     namespace: dict[str, Any] = {
         "forward": dispatcher(functions) if body.is_dispatched else functions[0],
         "__module__": base.__module__,
@@ -363,14 +364,14 @@ def _shadow(name: str) -> property:
 
 
 class InterpreterModuleDispatcher(InterpreterModule):
-    """A submodule whose caller selects one of several specializations.
+    """Submodule whose caller selects one of several specializations.
 
-    The caller's code names the specialization, so calls may nest, run in threads and fail. A
-    direct call is refused: call one of ``call_modules()``.
+    The caller's code names the specialization, so calls may nest, run in threads and raise. Direct
+    calls raise: call one of ``call_modules()``.
     """
 
     def call_modules(self) -> Sequence[InterpreterModule]:
-        """Return all specializations in order of first use, each as a module that runs it alone.
+        """Return all specializations in order of first use, each as a module.
 
         They share this module's state, children and hooks.
         """
@@ -382,7 +383,7 @@ class InterpreterModuleDispatcher(InterpreterModule):
         ]
 
     def __dir__(self) -> list[str]:
-        # torch's own looks at the first letter of each name, and one name is empty.
+        # torch's method reads the first letter of each name, and one name is empty.
         tables = (children_of(self), parameters_of(self), buffers_of(self))
         names = {*dir(type(self)), *self.__dict__, *(name for table in tables for name in table)}
         return sorted(name for name in names if name and not name[0].isdigit())
@@ -408,7 +409,7 @@ def _views(module: InterpreterModuleDispatcher) -> Container:
 
 
 class _GraphCall(torch.nn.Module):
-    """A graph's call of a specialization with extra values."""
+    """Graph call of a specialization with extra inputs or outputs."""
 
     def __init__(self, module: torch.nn.Module, number: int) -> None:
         super().__init__()
@@ -428,6 +429,6 @@ class _GraphCall(torch.nn.Module):
         return (result, pending.extra_outputs) if has_more else result
 
 
-# Graphs call a specialization by the path "step..1". Not by __getattr__: strict export then gives
-# the module's parameters other names.
+# Graphs call a specialization by the path "step..1". Not through __getattr__, which makes strict
+# export rename the module's parameters.
 setattr(InterpreterModuleDispatcher, "", property(_views))

@@ -1,8 +1,8 @@
-"""Record the calls of modules while torch.export traces a model.
+"""Record module calls while torch.export traces a model.
 
-torch's ``preserve_module_call_signature`` adds tracepoints to the graph: three nodes for a value
-that enters or leaves a module, which cost more than the rest of the export. The hooks here read
-which node each value is, and write the signatures into the finished program.
+torch's ``preserve_module_call_signature`` adds tracepoints to the graph: three nodes for each
+value that enters or leaves a module, which dominate export time. The hooks here look up the node
+of each value and write the signatures into the finished program.
 """
 
 from __future__ import annotations
@@ -22,29 +22,28 @@ from lowerdeck.unflatten._torch_private import call_being_traced, node_of
 from lowerdeck.unflatten.metadata import INNER, LEAVES, PASS_THROUGH
 
 _VALUE = "lowerdeck_value"
-"""Meta of a node that is a leaf of a call: its name while the model is traced.
-
-Later passes rename nodes and copy them with their meta.
+"""Meta key of a call leaf: its node name during tracing. Later passes rename nodes but copy their
+meta.
 """
 
 _IN_BRANCH = "is called in a branch or a loop, whose graph has no calls of modules"
 
 _Leaves = tuple[list[Any], pytree.TreeSpec]
 _Leaf = TensorArgument | ConstantArgument | torch.Tensor
-"""A node's first name, a constant, or a tensor that the graph does not compute."""
+"""A node's name during tracing, a constant, or a tensor outside the graph."""
 
 
 @dataclass(slots=True)
 class _Call:
-    """One call of a module.
+    """One recorded call of a module.
 
     Attributes:
-        path: The name by which the module is called.
-        values: Each argument, with its leaves before the call.
-        arguments: The leaves of all arguments.
+        path: Name under which the module is called.
+        values: Arguments, with their leaves before the call.
+        arguments: Leaves of all arguments.
         in_spec: Structure of ``(args, kwargs)``.
-        inputs: The leaves of the arguments, as recorded.
-        outputs: The leaves of the result, as recorded.
+        inputs: Recorded leaves of the arguments.
+        outputs: Recorded leaves of the result.
         out_spec: Structure of the result.
     """
 
@@ -58,13 +57,13 @@ class _Call:
 
 
 class Recorder:
-    """Records the calls of modules in a non-strict export.
+    """Records module calls in a non-strict export.
 
     Args:
-        modules: The modules, by each of their names.
+        modules: Modules by each of their names.
 
     Attributes:
-        refusals: The modules that cannot be recorded, with the reason.
+        refusals: Why modules cannot be recorded.
     """
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
@@ -82,7 +81,7 @@ class Recorder:
             for module, names in self.names.items():
                 if names[0] not in self.refusals:
                     hooks = _Hooks(self, names)
-                    # Outside of the model's own hooks, which belong to the module.
+                    # Our hooks run outside the model's own, which belong to the module.
                     how = {"with_kwargs": True, "prepend": True}
                     stack.callback(module.register_forward_pre_hook(hooks.before, **how).remove)
                     stack.callback(module.register_forward_hook(hooks.after).remove)
@@ -90,16 +89,16 @@ class Recorder:
         is_changed = False
         for names, container, leaves in self.containers:
             if _differ(pytree.tree_flatten(container), leaves):
-                self.refuse(names, "returns a container that is changed afterwards")
+                self.refuse(names, "returns a container that is mutated afterwards")
                 is_changed = True
         if is_changed:
-            # The model may have changed a copy with marked results.
+            # The model may have mutated a copy with marked results.
             return self.record(export)
         self._write(program)
         return program
 
     def refuse(self, names: list[str], reason: str) -> None:
-        """Enter the reason why a module cannot be recorded."""
+        """Record why modules cannot be recorded."""
         for name in names:
             self.refusals.setdefault(name, reason)
 
@@ -111,7 +110,7 @@ class Recorder:
         def last(leaf: _Leaf) -> Any:
             if isinstance(leaf, ConstantArgument):
                 return leaf
-            # A value that the program dropped has no name: nothing reads it.
+            # A dropped, unused value has no name.
             if isinstance(leaf, TensorArgument):
                 return TensorArgument(renamed.get(leaf.name, ""))
             return TensorArgument(constants.get(id(leaf), ""))
@@ -136,8 +135,7 @@ class _Hooks:
         self.names = names
         self.structure: object = None
 
-    # A hook's side effect in a branch would be refused; this function is called while tracing,
-    # and not traced.
+    # Export rejects side effects of hooks in a branch; this function is called, not traced.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def note_branch(self) -> None:
         """Record that the module is called in a branch or a loop."""
@@ -158,7 +156,7 @@ class _Hooks:
         self.recorder.calls[name] = _Call(path, values, arguments, in_spec, inputs)
 
     def after(self, _: torch.nn.Module, __: tuple[Any, ...], result: Any) -> Any:
-        """Record the result of a call; return it with aliases, or None to keep it."""
+        """Record the result of a call; return it with pass-through aliases, or None to keep it."""
         if torch.compiler.is_dynamo_compiling():
             return None
         call = self.recorder.calls.get(call_being_traced()[1])
@@ -166,7 +164,7 @@ class _Hooks:
             return None
         for value, leaves in call.values:
             if _is_mutable(leaves[1]) and _differ(pytree.tree_flatten(value), leaves):
-                self.recorder.refuse(self.names, f"changes a {type(value).__name__} in place")
+                self.recorder.refuse(self.names, f"mutates a {type(value).__name__}")
         returned, call.out_spec = pytree.tree_flatten(result)
         if self.structure not in (None, (call.in_spec, call.out_spec)):
             self.recorder.refuse(self.names, "is called with arguments of several structures")
@@ -182,7 +180,7 @@ class _Hooks:
         return marked
 
     def leaves(self, verb: str, values: list[Any]) -> list[_Leaf]:
-        """Return the leaves as they are recorded; refuse the module for other kinds of values."""
+        """Return the recorded leaves; refuse the module for unsupported values."""
         leaves: list[_Leaf] = []
         for value in values:
             node = node_of(value) if isinstance(value, torch.Tensor) else None
@@ -199,9 +197,9 @@ class _Hooks:
 
 
 def _last_names(program: ExportedProgram) -> dict[str, str]:
-    """Return the names in the finished program of the nodes that are leaves of calls.
+    """Return the finished program's name of each call leaf.
 
-    A node inside a mode region, whose name may not be unique, is named by a note at it.
+    Nodes inside mode regions, whose names may repeat, are named by a note on the node.
     """
     names: dict[str, str] = {}
     for module in graphs_of(program.graph_module):
@@ -217,9 +215,9 @@ def _last_names(program: ExportedProgram) -> dict[str, str]:
 
 
 def note_inner_leaves(program: ExportedProgram) -> None:
-    """Move leaves inside of mode regions from signatures to notes at these nodes.
+    """Move leaves inside mode regions from signatures to notes on their nodes.
 
-    A saved program must not name nodes of inner graphs in signatures.
+    Signatures of a saved program must not name nodes of inner graphs.
     """
     notes: dict[str, dict[str, Any]] = {}
     for entry in program.module_call_graph:
@@ -239,10 +237,10 @@ def note_inner_leaves(program: ExportedProgram) -> None:
 
 
 def mark_pass_through(path: str, arguments: list[Any], result: Any) -> Any:
-    """Return the result with aliases for tensors that are arguments; None if there are none.
+    """Return the result with pass-through tensors replaced by aliases; None if there are none.
 
-    A program has one node for an argument and a result that are the same tensor, and no node of a
-    module that only returns its argument.
+    Without an alias, an argument and an identical result share one node, and a module that only
+    returns its argument has none.
     """
     arguments = [leaf for leaf in arguments if isinstance(leaf, torch.Tensor)]
 
@@ -255,7 +253,7 @@ def mark_pass_through(path: str, arguments: list[Any], result: Any) -> Any:
 
 
 def _alias(leaf: torch.Tensor, path: str) -> Any:
-    # Strict export keeps annotations of nodes, non-strict export must be asked to.
+    # Non-strict export keeps node annotations only on request.
     is_strict = torch.compiler.is_dynamo_compiling()
     keeping = nullcontext() if is_strict else traceback.preserve_node_meta()
     with keeping, traceback.annotate({PASS_THROUGH: path}):
@@ -263,14 +261,14 @@ def _alias(leaf: torch.Tensor, path: str) -> Any:
 
 
 def _is_mutable(spec: pytree.TreeSpec) -> bool:
-    """Return whether a structure has a mutable container."""
+    """Return whether a structure contains a mutable container."""
     if spec.is_leaf() or spec.type in {tuple, torch.Size}:
         return any(map(_is_mutable, spec.children()))
     return True
 
 
 def _differ(one: _Leaves, other: _Leaves) -> bool:
-    """Return whether a container has other leaves than before."""
+    """Return whether a container's leaves have changed."""
     return one[1] != other[1] or any(
         first is not second and (isinstance(first, torch.Tensor) or first != second)
         for first, second in zip(one[0], other[0], strict=True)
@@ -286,7 +284,7 @@ def _describe(leaf: object) -> str:
 
 
 def _rebuilt(spec: pytree.TreeSpec) -> pytree.TreeSpec:
-    """Return the structure of what torch rebuilds from ``spec``: a tuple for a ``torch.Size``."""
+    """Return ``spec`` as torch rebuilds it: a ``torch.Size`` becomes a tuple."""
     if not _has_size(spec):
         return spec
     return pytree.tree_structure(pytree.tree_unflatten(range(spec.num_leaves), spec))

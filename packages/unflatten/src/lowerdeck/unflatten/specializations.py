@@ -1,8 +1,8 @@
-"""Run calls: check changed children, and select one specialization of a module.
+"""Run calls: check changed children and select specializations.
 
-Wrappers, hooks and a module's own ``__call__`` pass eager's arguments only. Everything else waits
-in thread-local state during the call: whether calls are checked, the specialization that a caller
-means, and the values that pass besides arguments and results.
+Wrappers, hooks and a module's own ``__call__`` pass only eager's arguments. The rest is passed in
+thread-local state: whether calls are checked, the selected specialization, and extra inputs and
+outputs.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ OUTSIDE, UNCHECKED, CHECKED, DIRECT = 0, 1, 2, 4
 
 
 class _Run(threading.local):
-    """State of the calls on this thread.
+    """Call state of this thread.
 
     Attributes:
         mode: ``OUTSIDE``: the next call of a generated module checks its arguments. ``CHECKED``:
-            the caller is an unchanged generated module. ``UNCHECKED``: checks are switched off.
-            With ``DIRECT``, only ``forward`` of unchanged children is called.
-        pending: The specialization that the caller means.
+            the caller is an unchanged generated module. ``UNCHECKED``: checks are off. ``DIRECT``:
+            unchanged children are called through ``forward``.
+        pending: The specialization that the caller selected.
     """
 
-    # Not a context variable: compilers cannot trace these.
+    # Not a context variable, which compilers cannot trace.
     def __init__(self) -> None:
         self.mode: int = OUTSIDE
         self.pending: PendingCall | None = None
@@ -50,7 +50,7 @@ RUN = _Run()
 
 @dataclass(slots=True)
 class Site:
-    """The calls of one child in the code of a module.
+    """Call sites of one child in a module's code.
 
     Attributes:
         name: The child's canonical name.
@@ -64,13 +64,13 @@ class Site:
 
 @dataclass(slots=True)
 class PendingCall:
-    """The specialization that a caller means, and the values besides arguments and result.
+    """A caller's selected specialization, with extra inputs and outputs.
 
     Attributes:
         name: Canonical name of the module.
-        extra_inputs: Values that the code reads besides its arguments.
-        extra_outputs: Values that others read besides its result, once it has run.
-        is_taken: Whether the module ran it.
+        extra_inputs: Inputs besides the arguments.
+        extra_outputs: Outputs besides the result; set by the call.
+        is_taken: Whether the module consumed it.
     """
 
     name: str
@@ -81,9 +81,9 @@ class PendingCall:
 
 
 def start(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    """Check the arguments of a module that no unchanged parent calls, and run it.
+    """Check the arguments of a module that is not called by an unchanged parent, and run it.
 
-    Generated code calls this with its own arguments.
+    Generated code calls it with its own arguments.
     """
     function = getattr(type(module), FUNCTIONS)[0]
     return _run_checked(module, module.__dict__[PRIVATE], function, args, kwargs)
@@ -108,7 +108,7 @@ def _run_checked(
 
 
 def is_strict_export() -> bool:
-    """Return whether strict export traces the call: it would warn of changes of ``RUN``."""
+    """Return whether strict export traces the call; it would warn about mutations of ``RUN``."""
     return torch.compiler.is_exporting() and torch.compiler.is_dynamo_compiling()
 
 
@@ -120,19 +120,19 @@ def check_strict_export(module: torch.nn.Module, *leaves: Any) -> None:
         if mismatch is not None:
             raise InputConstraintError(
                 f"argument {mismatch.position} of this module was recorded as "
-                f"{mismatch.recorded}; found another value. Pass what was recorded."
+                f"{mismatch.recorded}; found another value. Pass the recorded value."
             )
 
 
 def enter(module: torch.nn.Module, child: Any, path: str) -> Function:
-    """Return the callable of a child with a recorded signature: itself if it is unchanged.
+    """Return the callable of a child with a recorded signature: the child itself if unchanged.
 
     Args:
-        child: The child, or a module in its place.
+        child: The child or its replacement.
         path: The caller's name of the child.
     """
     site: Site | None = module.__dict__[PRIVATE].sites.get(path)
-    # Not by its code or its name: a module of another program may have the same.
+    # Not by code or name, which a module of another program may share.
     if site is None or UNCHANGED in child.__dict__:
         return child  # type: ignore[no-any-return]
     return partial(_call_changed, module, child, site, path)
@@ -179,14 +179,14 @@ def call_specialization(
     *,
     has_outputs: bool = False,
 ) -> Function:
-    """Return the callable that runs one specialization of a child, through whatever wraps it.
+    """Return a callable that runs one specialization of a child, through any wrappers.
 
     Args:
-        child: The child, or a module in its place, which computes extra inputs itself.
+        child: The child or its replacement, which computes extra inputs itself.
         path: The caller's name of the child.
         number: Number of the specialization.
-        extras: Values that the child reads besides its arguments.
-        has_outputs: The child returns values besides its result; the callable returns a pair.
+        extras: Extra inputs.
+        has_outputs: The callable returns (result, extra outputs).
     """
     return partial(_call_pending, module, child, path, number, extras, has_outputs)
 
@@ -212,15 +212,15 @@ def _call_pending(
         RUN.pending = before
     if has_outputs and not pending.is_taken:
         raise UnflattenError(
-            f"a {type(child).__name__} replaced {full_name(module, path)!r}, of which other "
-            "modules read values that are not its result. Export the model with the replacement "
+            f"a {type(child).__name__} replaced {full_name(module, path)!r}, whose extra outputs "
+            "other modules read. Export the model with the replacement "
             "in it."
         )
     return (result, pending.extra_outputs) if has_outputs else result
 
 
 def dispatcher(functions: Sequence[Function]) -> Function:
-    """Return a ``forward`` that runs the specialization that the caller means."""
+    """Return a ``forward`` that dispatches to the caller's specialization."""
 
     @functools.wraps(functions[0])
     def forward(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
@@ -249,8 +249,8 @@ def _raise_alone(body: Any, count: int) -> NoReturn:
     if count > 1:
         raise InputConstraintError(
             f"a {name} with {count} specializations was called without its caller, which selects "
-            "one. Call call_modules()[number] of the module. Another thread and the recomputation "
-            "of activations do not know the caller either."
+            "one. Call call_modules()[number] of the module. Other threads and activation "
+            "recomputation have no caller either."
         )
     raise UnflattenError(
         f"a {name} was called alone, but it exchanges values with other modules besides its "

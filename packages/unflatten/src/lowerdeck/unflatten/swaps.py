@@ -1,4 +1,4 @@
-"""The table of modules that can be replaced, and base classes that refuse other changes."""
+"""Table of replaceable modules, and base classes that refuse unsupported changes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.metadata import NAME, PRIVATE, UNCHANGED, full_name
 
 _EXCHANGES = (
-    "exchanges {} values with other modules besides its arguments and its result, so that it can "
-    "be wrapped or hooked, but not replaced or called alone"
+    "exchanges {} values with other modules besides its arguments and its result, so it can be "
+    "wrapped or hooked, but not replaced or called alone"
 )
 _SEVERAL = "has {} specializations: call call_modules()[number] of the module alone"
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Possible changes of one module.
+    """Supported changes of one module.
 
     Attributes:
-        replaceable: Whether an eager module of the same signature may replace it.
-        callable_alone: Whether it computes its result from its arguments and its own state.
-        reason: Why one of these is not so, or "".
-        called: Whether the program has a call of it.
+        replaceable: Whether an eager module with the same signature may replace it.
+        callable_alone: Whether its result depends only on its arguments and own state.
+        reason: Why one of these is False, or "".
+        called: Whether the program calls it.
     """
 
     path: str
@@ -42,7 +42,7 @@ class Swap:
 
 
 class SwapTable(tuple[Swap, ...]):
-    """A row for each module of the program, outer ones first; prints as a table."""
+    """One row per module, parents first; prints as a table."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ class SwapTable(tuple[Swap, ...]):
 
 
 def swap_table(root: torch.nn.Module) -> SwapTable:
-    """Return the possible changes of each module under ``root``."""
+    """Return the supported changes of each module under ``root``."""
     return SwapTable(_row(path, module) for path, module in root.named_modules() if path)
 
 
@@ -67,7 +67,7 @@ def _row(path: str, module: torch.nn.Module) -> Swap:
     refusal = refusal_of(module)
     if body is None:
         is_called = any(PRIVATE in inner.__dict__ for inner in module.modules())
-        reason = refusal or "is not called itself, only the modules in it"
+        reason = refusal or "is not called itself; only its children are"
         return Swap(path, not refusal and is_called, False, reason, called=False)
     exchanged, count = _exchanged(body), len(body.specializations)
     is_alone = not exchanged and count == 1 and not body.is_part
@@ -81,11 +81,10 @@ def _row(path: str, module: torch.nn.Module) -> Swap:
 
 
 def _exchanged(body: Any, *, needed: bool = False) -> int:
-    """Return the number of values that pass besides arguments and results.
+    """Return the number of extra inputs and outputs.
 
     Args:
-        body: The code of the module.
-        needed: Count those alone that a replacement could not compute.
+        needed: Skip inputs that a replacement could compute.
     """
     signatures = [part.signature for part in body.specializations if part.signature is not None]
     inputs = "needs" if needed else "carried"
@@ -93,7 +92,7 @@ def _exchanged(body: Any, *, needed: bool = False) -> int:
 
 
 def refusal_of(module: torch.nn.Module) -> str:
-    """Return why a module can neither be replaced nor hooked, or "" if it can."""
+    """Return why a module cannot be replaced or hooked, or "" if it can."""
     body = module.__dict__.get(PRIVATE)
     if body is not None:
         return next((part.refusal for part in body.specializations if part.refusal), "")
@@ -111,7 +110,7 @@ def refusal_of(module: torch.nn.Module) -> str:
 
 
 class Refusing(Movable):
-    """Base of generated modules; refuses changes of which the program has no call."""
+    """Base of generated modules; refuses changes to children whose calls are not recorded."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "forward":
@@ -131,13 +130,13 @@ class Refusing(Movable):
         """Add or replace a child, as ``torch.nn.Module`` does.
 
         Raises:
-            UnflattenError: The program has no call or no signature of the present child.
+            UnflattenError: The child's call or signature is not recorded.
         """
         check_replacement(self, name, module)
         super().add_module(name, module)
 
     def _lowerdeck_hooked(self) -> None:
-        """Refuse a hook or another ``forward`` if the program has no call of this module."""
+        """Refuse a hook or another ``forward`` if calls of this module are not recorded."""
         if reason := refusal_of(self):
             body = self.__dict__.get(PRIVATE)
             name = body.name if body is not None else self.__dict__.get(NAME, "")
@@ -145,17 +144,17 @@ class Refusing(Movable):
         self.__dict__.pop(UNCHANGED, None)
 
     def _lowerdeck_moved(self, fn: Any) -> None:
-        """Move plain tensors to another device with the buffers; they keep their dtype."""
+        """Move plain tensors to the device of the buffers; they keep their dtype."""
         for name, value in self.__dict__.items():
             if isinstance(value, torch.Tensor):
-                # The result for an empty tensor has the new device, at no cost.
+                # Applying it to an empty tensor yields the new device at no cost.
                 device = fn(torch.empty(0, dtype=value.dtype, device=value.device)).device
                 if device != value.device and device.type != "meta":
                     self.__dict__[name] = value.to(device)
 
 
 def _register(name: str) -> Callable[..., RemovableHandle]:
-    """Return the method of ``torch.nn.Module`` that registers a hook, where hooks can run."""
+    """Return ``torch.nn.Module``'s hook registration, refused where hooks cannot run."""
     register = getattr(torch.nn.Module, name)
 
     @wraps(register)
@@ -172,12 +171,12 @@ for _hook in ("forward_pre", "forward", "full_backward_pre", "full_backward", "b
 
 
 def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
-    """Check that another module may take the place of a child.
+    """Check that a child may be replaced.
 
     Raises:
-        UnflattenError: The program has no call or no signature of the child.
+        UnflattenError: The child's call or signature is not recorded.
     """
-    # Not by attribute: export puts proxies of modules there.
+    # Not by attribute: export substitutes module proxies.
     old = holder.__dict__.get("_modules", {}).get(name)
     if new is old:
         return
@@ -197,19 +196,19 @@ def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
         )
 
 
-# Modules that only have children.
+# Containers.
 
 _CHANGES = frozenset(
     {"append", "clear", "extend", "insert", "pop", "popitem", "setdefault", "update"}
 )
-"""Methods of eager's containers that add or remove children."""
+"""Methods of torch containers that add or remove children."""
 
 
 class Container(Refusing):
-    """A module that the program never calls, such as a list of layers.
+    """Module that the program never calls, such as a list of layers.
 
-    It is read like the containers of ``torch.nn``: by index, by name and by iteration over its
-    children, or over its parameters if it has no children.
+    Like a ``torch.nn`` container it supports access by index and name, and iteration over
+    children, or over parameters if it has no children.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -253,27 +252,27 @@ class Container(Refusing):
         return True
 
     def forward(self, *_: object, **__: object) -> Any:
-        """Refuse the call: the program does not record what this module computes.
+        """Raise: the program has no code for this module.
 
         Raises:
             UnflattenError: Always.
         """
         raise UnflattenError(
-            "a module was called that the program never calls, so its code is unknown. Export a "
-            "model that calls it, or put an eager module in its place."
+            "found a call of a module that the program never calls, so it has no code. Export a "
+            "model that calls it, or replace it by an eager module."
         )
 
 
 def _refuse(change: str, *_: object, **__: object) -> None:
     raise UnflattenError(
-        f"{change!r} adds or removes children, and the program calls the exported ones. Put "
-        "a module around a child (layers[1] = Sequential(layers[1], more)) to compute more, an "
-        "Identity in its place to compute nothing, or export the changed model."
+        f"{change!r} adds or removes children, and the program calls the exported ones. Wrap a "
+        "child (layers[1] = Sequential(layers[1], more)), replace it by an Identity, or export "
+        "the changed model."
     )
 
 
 def restored_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """Return a subclass of an eager container's class that refuses to add or remove children."""
+    """Return a subclass of an eager container class that refuses to add or remove children."""
     namespace: dict[str, Any] = {
         name: partial(_refuse, name) for name in _CHANGES if hasattr(cls, name)
     }
@@ -282,7 +281,7 @@ def restored_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
     namespace.update(__module__=cls.__module__, __doc__=cls.__doc__, __reduce_ex__=_reduce)
 
     def new(_: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        # A slice of a list creates a list of the same class; it must be a plain one.
+        # Slicing creates a list of the same class; it must be a plain one.
         return cls(*args, **kwargs)
 
     namespace["__new__"] = new
@@ -290,7 +289,7 @@ def restored_class(cls: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
 
 def _reduce(module: torch.nn.Module, _: object) -> tuple[Any, ...]:
-    # The class is created when it is needed, so no name leads to it.
+    # The class is created at run time, so pickle cannot look it up by name.
     return _restore, (type(module).__bases__[1],), dict(module.__dict__)
 
 
@@ -300,7 +299,7 @@ def _restore(cls: type[torch.nn.Module]) -> torch.nn.Module:
 
 
 def child_at(module: torch.nn.Module, key: int | str) -> torch.nn.Module:
-    """Return a child by its index or its name.
+    """Return a child by index or name.
 
     Raises:
         IndexError: The index is out of range.

@@ -1,4 +1,4 @@
-"""Functions of generated source, compiled at their first call; errors name the model's line."""
+"""Lazily compiled functions of generated source, with the model's line in errors."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.metadata import PRIVATE, full_name
 
 FILE_PREFIX = "<lowerdeck.unflatten "
-"""Beginning of the names of generated files."""
+"""Prefix of the file names of generated source."""
 
 NAME_SOURCE = "_lowerdeck_name_source"
 """Global name of ``name_source`` in generated code."""
 
 _COMPILE, _FUNCTION = "_lowerdeck_compile", "_lowerdeck_function"
-"""Global names of a function, and of the one that compiles it at its first call."""
+"""Global names of a function and of its lazy compiler."""
 
 _HANDLER = f"""
     except Exception:
@@ -38,7 +38,7 @@ _HANDLER = f"""
 """
 
 TORCH_FOLDER = str(Path(torch.__file__).parent)
-"""Folder of torch's own lines; lines of its layers say little about the model."""
+"""torch's source folder; its frames are skipped in favour of the model's."""
 
 _FILE_NUMBERS = count()
 _OURS = {specializations.__file__, contract.__file__}
@@ -47,7 +47,7 @@ _MESSAGE = "_lowerdeck_message"
 
 
 class _Source(Protocol):
-    """The source of one function, and what it refers to by name."""
+    """Source of one function, with its globals."""
 
     @property
     def text(self) -> str: ...
@@ -57,36 +57,36 @@ class _Source(Protocol):
 
 
 def compile_function(text: str, scope: dict[str, Any]) -> FunctionType:
-    """Return the function ``forward`` of this source; tracebacks show its lines and the model's.
+    """Return the ``forward`` of this source; tracebacks show its lines and the model's.
 
     Args:
         text: The source; its first line is the whole signature.
         scope: The function's globals; filled.
     """
     head, _, body = text.rstrip("\n").partition("\n")
-    # The handler costs nothing until a line fails.
+    # The handler is free unless a line raises.
     text = f"{head}\n    try:\n    " + body.replace("\n", "\n    ") + _HANDLER
     file = f"{FILE_PREFIX}{next(_FILE_NUMBERS)}>"
     exec(compile(text, file, "exec"), scope)
-    # A None time keeps the entry: linecache cannot check a file that does not exist.
+    # A None mtime keeps the entry: linecache cannot stat a file that does not exist.
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     return scope["forward"]  # type: ignore[no-any-return]
 
 
 def deferred_function(parameters: str, write: Callable[[], _Source]) -> FunctionType:
-    """Return a function that writes and compiles its source at its first call.
+    """Return a function that generates and compiles its source at its first call.
 
-    Its code is replaced in place, so that every class that has the function runs the new code.
-    Threads that make the first call together compile equal code.
+    Its ``__code__`` is replaced in place, for all classes that share the function. Concurrent
+    first calls compile equal code.
 
     Args:
-        parameters: The text of its parameter list after ``self``.
+        parameters: Source of the parameter list after ``self``.
     """
-    # No __name__: a compiler would look for these names in the module of that name.
+    # No __name__: a compiler would look up these globals in the module of that name.
     scope: dict[str, Any] = {"__builtins__": builtins, NAME_SOURCE: name_source}
     function = FunctionType(_first_code(parameters), scope, "forward")
 
-    # Compilers call this instead of tracing it.
+    # Called, not traced, by compilers.
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def compile_source() -> None:
         source = write()
@@ -99,7 +99,7 @@ def deferred_function(parameters: str, write: Callable[[], _Source]) -> Function
 
 @lru_cache(4096)
 def _first_code(parameters: str) -> CodeType:
-    """Return the code of the first call of a function with these parameters."""
+    """Return the initial code object of a function with these parameters, which compiles it."""
     arguments = parameters.removesuffix(", /").replace(f"*, {PENDING}", f"{PENDING}={PENDING}")
     call = f"{_COMPILE}(); return {_FUNCTION}(self{arguments})"
     scope: dict[str, Any] = {}
@@ -108,12 +108,12 @@ def _first_code(parameters: str) -> CodeType:
 
 
 def name_source(module: torch.nn.Module) -> None:
-    """Add the model's line to the message of the error that is being handled, in place.
+    """Add the model's line to the message of the current exception, in place.
 
-    An error whose message is not text, or names a line already, stays as it is.
+    An error whose message is not text or already names a line is unchanged.
 
     Args:
-        module: The module whose generated code raised the error.
+        module: Module whose generated code raised.
     """
     error = None if torch.compiler.is_compiling() else sys.exception()
     if error is None or len(error.args) != 1:
@@ -137,7 +137,7 @@ def name_source(module: torch.nn.Module) -> None:
 
 
 def _raise_for_child(module: torch.nn.Module, error: BaseException) -> None:
-    """Raise the error for a child that was deleted or set to None, if that is the cause."""
+    """Raise an error if the cause is a child that was deleted or set to None."""
     is_none = type(error) is AttributeError and error.obj is None and error.name == "__dict__"
     if not is_none and type(error) is not KeyError:
         return
@@ -148,20 +148,20 @@ def _raise_for_child(module: torch.nn.Module, error: BaseException) -> None:
         child = children_of(module).get(first)
         if child is None or reduce(inner_child, parts, child) is None:
             change = "set to None" if is_none else "deleted"
-            text = f"the child {full_name(module, path)!r} was {change}. Put a module there."
+            text = f"the child {full_name(module, path)!r} was {change}. Assign a module to it."
             raise UnflattenError(text) from error
 
 
 @lru_cache(4096)
 def location(frame: SourceFrame) -> str:
-    """Return the location of a frame in the model, on one line."""
+    """Return the model source location of a frame, on one line."""
     return one_line(f"{frame.file}:{frame.line} in {frame.function}: {frame.code}")
 
 
 def _failing_lines(traceback: TracebackType | None) -> list[str]:
-    """Return the generated lines on the way to an error of torch or of this package.
+    """Return the generated lines in the traceback of a torch error or of our own.
 
-    Errors that a hook or a replaced module raises keep their message.
+    Errors of hooks and replaced modules keep their message.
     """
     lines: list[str] = []
     is_ours = False

@@ -1,4 +1,4 @@
-"""Names in generated code: of children, variables and objects, and of functions for operators."""
+"""Names in generated code: children, variables, objects and operator functions."""
 
 from __future__ import annotations
 
@@ -46,52 +46,51 @@ OWN_NAMES = frozenset(
         "__getitem__",
     }
 )
-"""Names of our modules that ``torch.nn.Module`` does not have; a model's own use of one wins.
-
-Names that Python itself looks up on a class, such as ``__copy__``, stay ours.
+"""Attributes of our modules that ``torch.nn.Module`` lacks; a model's child or state of that name
+shadows them. Special methods such as ``__copy__`` are not shadowed.
 """
 
 RESERVED_NAMES: frozenset[str] = (
     frozenset(dir(torch.nn.Module())) | frozenset(keyword.kwlist) | OWN_NAMES
 )
-"""Names that an attribute access would not look up among a module's children and state."""
+"""Names for which attribute access does not reach a module's children and state."""
 
 
 def call_target(path: str, specialization: int | None) -> str:
-    """Return the target of a call of child ``path``, or of one of its specializations."""
+    """Return the call target of child ``path`` or of its specialization."""
     # No module's path has two dots in a row.
     return path if specialization is None else f"{path}..{specialization}"
 
 
 def split_call_target(target: str) -> tuple[str, int | None]:
-    """Return the child's path and the number of its specialization, or None if it has one."""
+    """Return the child's path and specialization index, or None if it has only one."""
     match = _SPECIALIZATION.fullmatch(target) if ".." in target else None
     return (match[1], int(match[2])) if match else (target, None)
 
 
 def lookup(module: torch.nn.Module, name: str) -> Any:
-    """Return the child, parameter or buffer ``name``, even where a method has that name too."""
+    """Return the child, parameter or buffer ``name``, even if a method has that name."""
     for table in (children_of(module), parameters_of(module), buffers_of(module)):
         if name in table:
-            # Not from the table: symbolic traces patch this method to record reads.
+            # Not from the dict: symbolic traces patch this method to record reads.
             return torch.nn.Module.__getattr__(module, name)
     return getattr(module, name)
 
 
 def inner_child(module: torch.nn.Module, name: str) -> Any:
-    """Return a child of a child; a wrapper in the place of the outer one may forward the name."""
+    """Return a nested child; a wrapper that replaced the outer one may forward the name."""
     child = children_of(module).get(name)
     return lookup(module, name) if child is None else child
 
 
 SERIAL = re.compile(r"(_\d+)+$")
-"""The serial number at the end of a node's name."""
+"""Numeric suffix of a node name."""
 
 _WORD = re.compile(r"[^0-9a-zA-Z_]+")
 
 
 class Names:
-    """The names of one function.
+    """Names used in one function.
 
     Attributes:
         names: Global name and value of each object.
@@ -111,7 +110,7 @@ class Names:
 
     def object_name(self, value: object, hint: str = "") -> str:
         """Return the global name of an object in the function."""
-        # Equal devices and dtypes need not be one object.
+        # Equal devices and dtypes need not be identical objects.
         key = (type(value), repr(value)) if isinstance(value, BY_TEXT) else id(value)
         name = self._by_object.get(key)
         if name is None:
@@ -131,22 +130,22 @@ class Names:
         """Return a new variable for ``node``.
 
         Args:
-            base: The beginning of the name.
-            heir_of: Values that are not read any more: one of the same name is overwritten.
+            base: Prefix of the name.
+            heir_of: Dead values; the variable of one with the same base is reused.
         """
-        # Named for the operator, not for the node: equal modules get equal source.
+        # Named after the operator, not the node, so that equal modules get equal source.
         base = base or _base(node)
         self._bases[node] = base
         for source in heir_of:
             if self._bases.get(source) == base:
-                # One variable for a chain of equal operators.
+                # A chain of the same operator reuses one variable.
                 name = self.local[node] = self.local[source]
                 return name
         name = self.local[node] = self.variable(base)
         return name
 
     def variable(self, base: str) -> str:
-        """Return a new variable whose name begins with ``base``."""
+        """Return a new variable with the prefix ``base``."""
         number = self._used.get(base, 0)
         name = f"{base}_{number}" if number else base
         while name in self.taken or not is_name(name):
@@ -158,7 +157,7 @@ class Names:
 
 
 def _words(value: object) -> str:
-    """Return a name for an object that is the same in every process."""
+    """Return a name for an object, deterministic across processes."""
     return str(value) if isinstance(value, BY_TEXT) else type(value).__name__
 
 
@@ -175,7 +174,7 @@ def _base(node: Node) -> str:
 
 @lru_cache(4096)
 def _variable(words: str) -> str:
-    """Return a variable's name without the serial number of a node."""
+    """Return a variable name without a node's numeric suffix."""
     base = SERIAL.sub("", _WORD.sub("_", words)).lstrip("_") or "value"
     if base[0].isdigit():
         return "value" if base.isdigit() else f"value_{base}"
@@ -187,7 +186,7 @@ _PYTHON_NAMES: dict[str, object] = {
     "self": None,
     **{value.__name__: value for value in (getattr, slice, type, len, tuple, list, dict)},
 }
-"""Python's own names in generated code, unless a parameter has that name."""
+"""Builtins used in generated code unless a parameter shadows them."""
 
 
 # Functions.
@@ -216,19 +215,18 @@ FAST: dict[Any, Callable[..., Any]] = {
     **{_aten(name): getattr(NATIVE_FUNCTIONS, name) for name in _NATIVE.split()},
     **{_aten(name): getattr(torch, name.partition(".")[0]) for name in _OF_TORCH.split()},
 }
-"""From operator to the function that runs it for positional arguments."""
+"""Functions that implement operators with positional arguments."""
 
 METHODS: dict[Any, str] = {
     **{_aten(name): name for name in ("view", "expand")},
     _aten("sym_size.int"): "size",
 }
-"""From operator to the method of its first argument that runs it.
-
-A call of a method also works on proxies of a symbolic trace, ``Tensor.view(x)`` does not.
+"""Methods of the first argument that implement operators. Unlike ``Tensor.view(x)``, method calls
+also work on proxies of a symbolic trace.
 """
 
 KEYWORDS = frozenset({"alpha", "rounding_mode", "dtype", "approximate", "memory_format"})
-"""Keywords with the same name in these functions and in the operators' schemas."""
+"""Keywords with equal names in these functions and in the operator schemas."""
 
 _BATCH_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 
@@ -241,15 +239,15 @@ def batch_norm(
     running_var: torch.Tensor,
     *options: Any,
 ) -> Any:
-    """Run the batch norm of decomposed programs on copies of the running statistics.
+    """Run a decomposed program's batch norm on copies of the running statistics.
 
-    Its gradient needs the statistics that it read, and the program overwrites them right after.
+    Backward needs the statistics as read, and the program overwrites them right after.
     """
     return _BATCH_NORM(value, weight, bias, running_mean.clone(), running_var.clone(), *options)
 
 
 def callable_for(target: Any, keywords: Any) -> Any:
-    """Return the function that generated code calls for ``target`` with these keywords."""
+    """Return the function that implements ``target`` with these keywords in generated code."""
     if target is _BATCH_NORM and not keywords:
         return batch_norm
     if keywords and not KEYWORDS.issuperset(keywords):
@@ -261,11 +259,11 @@ _CHILD_CALL = re.compile(
     rf"\((\w+)\.forward if .*?\.get\({UNCHANGED!r}\) == (['\"])(.*?)\2 and \w+ > \d "
     r"else (?:\1|\w+\(self, \1, \2\3\2\))\)"
 )
-"""The expression by which generated code selects what it calls for a child."""
+"""Expression in generated code that selects the callable of a child."""
 
 
 def readable(text: str) -> str:
-    """Return generated code with its calls of children as in eager code: ``self.layers[0](x)``."""
+    """Return generated code with child calls in eager form: ``self.layers[0](x)``."""
 
     def child(match: re.Match[str]) -> str:
         parts = match[3].split(".")

@@ -1,4 +1,4 @@
-"""Write the Python source of one module's graph."""
+"""Generate Python source from one module's graph."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Source:
     """The source of one ``forward``.
 
     Attributes:
-        lines: The lines of the function, without comments.
-        comments: For each line the model's source line, or an empty string.
-        names: The objects that the lines name.
-        key: Equal for functions that compute the same from the same arguments and children.
+        lines: Lines of the function, without comments.
+        comments: The model's source line of each line, or "".
+        names: Globals of the lines.
+        key: Equal for equivalent functions of the same arguments and children.
     """
 
     lines: tuple[str, ...]
@@ -65,7 +65,7 @@ class Source:
 
     @property
     def text(self) -> str:
-        """The source with the model's lines as comments."""
+        """Source with the model's lines as comments."""
         return "".join(
             f"{line}  # {comment}\n" if comment else f"{line}\n"
             for line, comment in zip(self.lines, self.comments, strict=True)
@@ -78,7 +78,7 @@ class Source:
 
 
 class Identity:
-    """Key of an object by identity; keeps it alive, so that no other object gets its address."""
+    """Identity key of an object; keeps it alive so that its address is not reused."""
 
     __slots__ = ("value",)
 
@@ -96,7 +96,7 @@ def _object_key(value: object) -> tuple[object, ...]:
     if isinstance(value, torch.fx.GraphModule):
         return ("graph module", *_graph_key(value))
     if isinstance(value, BY_TEXT):
-        # By text, because a NaN does not equal itself.
+        # As text, because NaN is not equal to itself.
         return (type(value), repr(value))
     try:
         hash(value)
@@ -106,7 +106,7 @@ def _object_key(value: object) -> tuple[object, ...]:
 
 
 def _graph_key(module: torch.fx.GraphModule) -> Iterator[object]:
-    """Yield a key of a branch or loop body that ignores the names of its nodes."""
+    """Yield a key of a branch or loop body that ignores node names."""
     names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
     children = {name: child for name, child in module.named_modules() if name in names}
     yield write_source(module.graph, attributes=children).key
@@ -122,14 +122,13 @@ def write_source(
     is_checked: bool = False,
     is_root: bool = False,
 ) -> Source:
-    """Return the source of a function that computes what ``graph`` does.
+    """Return the source of a function that computes ``graph``.
 
     Args:
-        graph: The graph of one module.
-        signature: Structure of arguments and result; without it they are flat.
-        attributes: Graph modules that ``get_attr`` nodes name, for operators that take them.
-        is_checked: Check the arguments where the function is not called by an unchanged parent.
-        is_root: Check static properties of the arguments while a compiler traces.
+        signature: Structure of arguments and result; None if flat.
+        attributes: Subgraphs of higher-order operators, by ``get_attr`` target.
+        is_checked: Check the arguments unless an unchanged parent calls the function.
+        is_root: Check static argument properties while a compiler traces.
     """
     writer = _Writer(graph, signature, attributes or {}, is_checked=is_checked, is_root=is_root)
     return writer.write()
@@ -171,7 +170,7 @@ class _Writer(Names):
         return Source(tuple(self.lines), tuple(self.comments), self.names)
 
     def _read_nodes(self) -> list[Node]:
-        """Return the nodes without those that unpack unread parts of results."""
+        """Return the nodes, except those that unpack unused elements of results."""
         nodes: list[Node] = []
         for node in reversed(self.graph.nodes):
             if _takes_part(node) and self.unread.issuperset(node.users):
@@ -235,7 +234,7 @@ class _Writer(Names):
             self.line(line)
 
     def _last_uses(self, nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-        """Return for each node the values that are not read after it."""
+        """Return the values whose last use is each node."""
         seen: set[Node] = set()
         dead: dict[Node, list[Node]] = {}
         for node in reversed(nodes):
@@ -250,7 +249,7 @@ class _Writer(Names):
         if node.op == "get_attr":
             text = self.attribute(str(node.target))
             if len(node.users) == 1:
-                # Read where it is used.
+                # Inlined at its use.
                 self.local[node] = text
                 return
             self.line(f"{self.bind(node)} = {text}")
@@ -269,7 +268,7 @@ class _Writer(Names):
         self.line(f"{text}; {' = '.join(names)} = None" if names else text, _comment(node))
 
     def _mode(self, node: Node) -> bool:
-        """Open or close a block for a node that switches a mode; return whether it was one."""
+        """Open or close a block at a mode switch; return whether ``node`` is one."""
         if node.target is SET_GRAD_MODE or node.target is ENTER_AUTOCAST:
             if "closes" in node.meta:
                 self._close_block()
@@ -288,7 +287,7 @@ class _Writer(Names):
         return False
 
     def _close_block(self) -> None:
-        # Adjacent regions leave empty ones between them.
+        # Adjacent regions leave empty regions between them.
         if self.lines[-1].endswith(":"):
             self.line("pass")
         self.indent = self.indent[:-4]
@@ -333,7 +332,7 @@ class _Writer(Names):
             called = f"{function}(self, {module}, {path!r}, {options})"
         elif self.mode:
             child = self.callee = self.callee or self.variable("callee")
-            # Inline, and without torch's __call__: each costs a tenth of a small call.
+            # Inlined, without torch's __call__: each would add a tenth of a small call.
             is_unchanged = f"({child} := {module}).__dict__.get({UNCHANGED!r}) == {path!r}"
             is_direct = f"{is_unchanged} and {self.mode} > {DIRECT}"
             other = child
@@ -343,19 +342,19 @@ class _Writer(Names):
         return f"{called}({self.arguments(node.args, kwargs)})"
 
     def attribute(self, path: str, *, is_module: bool = False) -> str:
-        """Return the expression that reads an attribute of this module."""
+        """Return an expression that reads an attribute of this module."""
         if path in self.attributes:
             return self.object_name(self.attributes[path], SERIAL.sub("", path))
         text = "self"
         parts = path.split(".")
         for index, part in enumerate(parts):
             if is_module:
-                # Not by name, which searches parameters and buffers first: a third of the cost of
-                # a call.
+                # Not by attribute access, which searches parameters and buffers first (a third of
+                # a call).
                 inner = f"{self.object_name(inner_child)}({text}, {part!r})" if index else ""
                 text = inner or f"{text}._modules[{part!r}]"
             elif index < len(parts) - 1 and not is_name(part):
-                # As torch's containers do it: compilers know the name of such a child.
+                # As in torch's containers, so that compilers know the child's name.
                 text = f"{text}._modules[{part!r}]"
             elif part in RESERVED_NAMES:
                 text = f"{self.object_name(lookup)}({text}, {part!r})"
@@ -366,7 +365,7 @@ class _Writer(Names):
         return text
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return the text between the parentheses of a call."""
+        """Return the source of a call's arguments."""
         texts = [self.argument(value) for value in args]
         if all(is_name(name) for name in kwargs):
             texts += [f"{name}={self.argument(value)}" for name, value in kwargs.items()]
@@ -376,7 +375,7 @@ class _Writer(Names):
         return ", ".join(texts)
 
     def argument(self, value: Any) -> str:
-        """Return the expression for one argument."""
+        """Return the source of one argument."""
         if isinstance(value, Node):
             return self.local[value]
         if value is None or type(value) in _LITERALS:
@@ -400,13 +399,13 @@ class _Writer(Names):
 
 
 def _takes_part(node: Node) -> bool:
-    """Return whether a node takes one value out of a result, or all of them."""
+    """Return whether a node unpacks one or all values of a result."""
     target: Any = node.target
     return target is operator.getitem or getattr(target, "func", None) is flatten_like
 
 
 def _origin(node: Node) -> Node:
-    """Return the value of which ``node`` is a pass-through alias."""
+    """Return the value that ``node`` is a pass-through alias of."""
     while is_pass_through(node) and isinstance(node.args[0], Node):
         node = node.args[0]
     return node
@@ -421,12 +420,12 @@ def _comment(node: Node) -> str:
 
 
 def _frames_outside(node: Node, frames: Sequence[SourceFrame]) -> Sequence[SourceFrame]:
-    """Return the frames up to a call of a module: those of its node end inside the callee."""
+    """Return the caller's frames of a module call, whose node has frames inside the callee."""
     path = split_call_target(str(node.target))[0]
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     while stack and not f".{stack.pop()[0]}".endswith(f".{path}"):
         pass
-    # What is left are the caller and the modules around it.
+    # The caller and its enclosing modules remain.
     calls = [number for number, frame in enumerate(frames) if frame.function == "forward"]
     if 0 < len(stack) < len(calls):
         return frames[: calls[len(stack)]]

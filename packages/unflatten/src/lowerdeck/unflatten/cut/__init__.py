@@ -1,1 +1,1 @@
-"""Copy a program into one working graph, and cut that into the calls of modules."""
+"""Copy a program into a working graph and cut it into module calls."""

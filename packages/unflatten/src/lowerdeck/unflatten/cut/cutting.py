@@ -1,6 +1,7 @@
-"""Cut the working graph into its calls; split a call that cannot be made in one piece.
+"""Cut the working graph into calls; split calls that other calls interrupt.
 
-No value flow enforces the order of writes of state and of switches of a mode: the cut is given it.
+State writes and mode switches have no data dependencies; the cut gets explicit ordering edges for
+them.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.trace.calls import Frame
 
 SWITCHES = frozenset({ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE})
-"""Functions that begin or end a mode."""
+"""Functions that enter or exit a mode."""
 
 
 def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
-    """Return the plan by which the graph is cut, and the region of each call.
+    """Return the outlining plan of the graph and the region of each call.
 
-    The nodes of a call need not be adjacent in the program. They are moved together where
-    dependencies allow; a call that another one interrupts becomes several.
+    Nodes of a call may be interleaved with others. They are moved together if dependencies allow;
+    otherwise the call is split.
 
     Args:
         working: The working graph; its tree is changed where calls are split.
 
     Raises:
-        UnsupportedProgramError: A node depends on itself.
+        UnsupportedProgramError: The graph has a dependency cycle.
     """
     position: dict[Node, int] | None = None
     order = list(write_order(working))
@@ -47,7 +48,7 @@ def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
             if position is None:
                 position = {node: number for number, node in enumerate(working.graph.nodes)}
             frame_of = working.tree.node_frames()
-            # The path names the innermost calls; the conflict may be between calls around them.
+            # The path names innermost calls; the conflict may be between enclosing calls.
             inner = {frame_of[node] for node in error.path if node in frame_of}
             stuck = {outer for frame in inner for outer in frame.around()}
             edges = [*order, *pairwise(error.path)]
@@ -55,7 +56,7 @@ def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
                 working, stuck, position
             ):
                 raise UnsupportedProgramError(
-                    f"The program's nodes are not in an order in which they can run: {error}"
+                    f"The program's nodes are not in topological order: {error}"
                 ) from error
         else:
             return plan, regions
@@ -77,7 +78,7 @@ def _regions(working: WorkingGraph) -> dict[Frame, Region]:
 
 
 def _call_names(frames: Iterable[Frame]) -> Iterator[tuple[Frame, str]]:
-    """Yield all calls, each with a name unique in its caller; targets are set later."""
+    """Yield all calls, each with a name unique in its caller."""
     for frame in frames:
         used: dict[str, int] = {}
         for child in frame.children:
@@ -95,10 +96,10 @@ def _absorb(
     position: Mapping[Node, int],
     edges: Iterable[tuple[Node, Node]],
 ) -> bool:
-    """Move nodes of the caller between two nodes of a call into the call; return if any moved.
+    """Move caller nodes between two nodes of a call into the call; return whether any moved.
 
-    Passes that lose the module stack of a node leave it to the caller, which cannot run it before
-    the call has ended.
+    Nodes whose module stack a pass dropped belong to the caller, which cannot run them inside the
+    call.
     """
     has_moved = False
     later: dict[Node, list[Node]] = {}
@@ -117,7 +118,7 @@ def _absorb(
         if not between or not between.issubset(frame.parent.nodes):
             continue
         if any(node.target in SWITCHES or node in working.reads for node in between):
-            # Switches of a mode must stay together, and reads of state belong to their owner.
+            # Mode switches must stay paired, and state reads belong to their owner.
             continue
         has_moved = True
         frame.parent.nodes = [node for node in frame.parent.nodes if node not in between]
@@ -129,7 +130,7 @@ def _absorb(
 
 
 def _reachable(start: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> set[Node]:
-    """Return the nodes outside of ``start`` that ``following`` reaches from there."""
+    """Return the nodes outside ``start`` that are reachable through ``following``."""
     seen = set(start)
     reached: set[Node] = set()
     queue = list(seen)
@@ -145,9 +146,9 @@ def _reachable(start: Iterable[Node], following: Callable[[Node], Iterable[Node]
 def _split_all(
     working: WorkingGraph, frames: Iterable[Frame], position: Mapping[Node, int]
 ) -> bool:
-    """Split the calls of ``frames`` that are not in one piece; return whether there were any."""
+    """Split the interrupted calls of ``frames``; return whether there were any."""
     has_split = False
-    # Outer ones first: splitting one replaces those in it.
+    # Outer calls first: splitting a call replaces the calls in it.
     for frame in sorted(frames, key=lambda frame: frame.depth):
         if frame.parent is None or frame not in frame.parent.children:
             continue
@@ -166,7 +167,7 @@ def _split_all(
 
 
 def _pieces(frame: Frame, parent: Frame, position: Mapping[Node, int]) -> list[set[Node]]:
-    """Return the runs of ``frame`` that no other node of its parent interrupts."""
+    """Return the node runs of ``frame`` between interruptions by its parent's other nodes."""
     inside = set(frame.all_nodes())
     pieces: list[set[Node]] = []
     is_running = False
@@ -184,7 +185,7 @@ def _pieces(frame: Frame, parent: Frame, position: Mapping[Node, int]) -> list[s
 def _part(
     working: WorkingGraph, frame: Frame, parent: Frame, number: int, nodes: set[Node]
 ) -> Frame:
-    """Return the part of ``frame`` with ``nodes``; a part loses its signature."""
+    """Return the part of ``frame`` with ``nodes``; parts have no signature."""
     part = replace(frame, parent=parent, depth=parent.depth + 1, part=number)
     part.children = []
     part.nodes = [node for node in frame.nodes if node in nodes]
@@ -200,18 +201,17 @@ def _part(
     return part
 
 
-# Order that no value flow enforces.
+# Ordering without data dependencies.
 
 
 def delay_sizes(working: WorkingGraph) -> None:
-    """Move each symbolic size to just before its first reader, if any mode is switched.
+    """Move each symbolic size just before its first use, if the program switches modes.
 
-    Export computes all sizes at the beginning, so a call would seem to span the modes that are
-    switched before it. A size that a callee reads is computed before that call starts, because
-    the callee may switch modes.
+    Export computes all sizes first, so a call would seem to span earlier mode switches. A size
+    that a callee reads is computed before the call, because the callee may switch modes.
 
     Args:
-        working: The working graph; the order of its nodes is changed.
+        working: The working graph; its nodes are reordered.
     """
     if not _has_switches(working):
         return
@@ -239,12 +239,12 @@ def delay_sizes(working: WorkingGraph) -> None:
 
 
 def _is_size(node: Node) -> bool:
-    """Return whether ``node`` is a symbolic size, or computed from sizes alone."""
+    """Return whether ``node`` is a symbolic size or computed only from sizes."""
     if node.op != "call_function" or not isinstance(node.meta.get("val"), SYMBOLS):
         return False
     if isinstance(node.target, OpOverload):
         source = node.args[0]
-        # A write in place may change the shape.
+        # In-place ops may change the shape.
         return node.target is torch.ops.aten.sym_size.int and not (
             isinstance(source, Node)
             and any(written_arguments(user.target) for user in source.users)
@@ -253,11 +253,10 @@ def _is_size(node: Node) -> bool:
 
 
 def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
-    """Yield pairs (before, after) whose order must stay when a call's nodes move together.
+    """Yield ordering edges (before, after) to keep when a call's nodes move together.
 
-    Each call has a separate node for state that it reads, so the graph does not show that two
-    nodes are one tensor. Steps inside a mode region must stay inside, steps outside must stay
-    outside.
+    Each call reads state through its own node, so the graph does not show these aliases. No step
+    may move into or out of a mode region.
     """
     yield from _state_order(working)
     if _has_switches(working):

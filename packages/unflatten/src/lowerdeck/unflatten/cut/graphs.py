@@ -1,4 +1,4 @@
-"""Build the graph of one call when it is needed, and compare calls without building graphs."""
+"""Build graphs of calls lazily, and compare calls without building them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from lowerdeck.unflatten.cut.working_graph import Absent, Leaf, PreservedCall, W
 from lowerdeck.unflatten.trace.calls import Frame
 
 EXTRA_INPUTS = "_lowerdeck_carried"
-"""Keyword of a graph's call for the values that are not arguments of eager's module."""
+"""Keyword for extra inputs in calls of a graph."""
 
 EXTRA_OUTPUTS = "has_extra_outputs"
-"""Meta of a call that returns a pair: its result, and the values that are not in its result."""
+"""Meta key of a call that returns (result, extra outputs)."""
 
 SITE = "is_site"
-"""Meta of a call of a module with a signature or with specializations."""
+"""Meta key of a call of a module with a signature or specializations."""
 
 _META = ("val", "stack_trace", "nn_module_stack")
 
 
 class GraphBuilder:
-    """Builds the graphs of all calls from one plan.
+    """Builds the graphs of all calls.
 
     Args:
-        plan: The plan by which it is cut.
+        plan: Outlining plan of the working graph.
         regions: The region of each call.
     """
 
@@ -50,7 +50,7 @@ class GraphBuilder:
         self._lock = Lock()
 
     def signature(self, frame: Frame) -> CallSignature | None:
-        """Return the signature of a call, with the number of its extra values."""
+        """Return the signature of a call, with its numbers of extra inputs and outputs."""
         call = self.working.preserved.get(frame)
         if call is None:
             return None
@@ -63,7 +63,7 @@ class GraphBuilder:
         )
 
     def extras(self, frame: Frame, call: PreservedCall) -> tuple[list[Node], list[Node]]:
-        """Return the values that a call reads and returns besides its signature."""
+        """Return the extra inputs and outputs of a call."""
         region = self.regions[frame]
         inputs, outputs = self.plan.inputs(region), self.plan.outputs(region)
         leaves = (*call.inputs, *call.outputs)
@@ -75,7 +75,7 @@ class GraphBuilder:
         )
 
     def build(self, frame: Frame) -> Graph:
-        """Return a new graph of one call, or of the outermost code."""
+        """Return a new graph of one call or of the root."""
         with self._lock:
             graph, env = Graph(), dict[Node, Node]()
             region = self.regions[frame] if frame.parent is not None else None
@@ -121,11 +121,11 @@ class GraphBuilder:
         add_node(graph, "output", "output", (result,), "output")
 
     def structure(self, frame: Frame) -> tuple[object, ...]:
-        """Return a key that is equal for calls whose graphs have the same source.
+        """Return a structural key, equal for calls whose graphs have the same source.
 
-        It costs a fraction of a graph. Names of nodes and example values do not count; lines of
-        the model do, as they become comments. Compare keys only while the program exists, because
-        some objects are identified by their address.
+        It is cheaper than a graph, ignores node names and example values, and includes model
+        lines, which become comments. Compare keys only while the program is alive: some objects
+        are keyed by address.
         """
         plan, region = self.plan, self.regions[frame]
         inputs = plan.inputs(region)
@@ -139,9 +139,9 @@ class GraphBuilder:
             if isinstance(step, Region):
                 self._add_call(key, step, numbers)
                 continue
-            # The kind, a string, ends the arguments of the step before.
+            # The kind, a string, terminates the previous step's arguments.
             op, target, meta, kwargs = step.op, step.target, step.meta, step.kwargs
-            # By identity: hashing an operator is a call into Python.
+            # By id: hashing an operator calls Python code.
             key += op, id(target) if op == "call_function" else target, meta.get("stack_trace")
             if kwargs or step.type is not None or "closes" in meta:
                 key.append((_frozen(kwargs, numbers), id(step.type), "closes" in meta))
@@ -171,7 +171,7 @@ class GraphBuilder:
 
 
 class _CallBuilder:
-    """Adds one call to a graph, with structured arguments and results where they are recorded."""
+    """Adds one call to a graph, with the recorded argument and result structure."""
 
     def __init__(
         self, builder: GraphBuilder, graph: Graph, env: dict[Node, Node], region: Region
@@ -228,7 +228,7 @@ class _CallBuilder:
         self._read(call.signature.out_spec, result, iter(call.outputs), set(call.inputs))
 
     def _argument(self, spec: pytree.TreeSpec, leaves: Iterator[Any]) -> Any:
-        """Return the argument of structure ``spec``, built by nodes where needed."""
+        """Return an argument of structure ``spec``, built by nodes if needed."""
         if spec.is_leaf():
             return next(leaves)
         if spec.type in {tuple, list}:
@@ -246,7 +246,7 @@ class _CallBuilder:
         leaves: Iterator[Leaf],
         arguments: set[Leaf],
     ) -> None:
-        """Bind the leaves of a result of structure ``spec``; arguments stay arguments."""
+        """Bind the leaves of a result of structure ``spec``, except those that are arguments."""
         if spec.is_leaf():
             leaf = next(leaves)
             if isinstance(leaf, Node) and leaf not in arguments:
@@ -281,14 +281,14 @@ class _CallBuilder:
 
 
 def _with_options(function: Any, **options: object) -> Any:
-    """Return a function with constants that torch.fx could not print as arguments of a node."""
+    """Return a function with bound constants that torch.fx cannot print as node arguments."""
     called: Any = partial(function, **options)
     called.__name__ = function.__name__
     return called
 
 
 def is_printable_dict(spec: pytree.TreeSpec) -> bool:
-    """Return whether ``spec`` is a dict whose keys are literals of Python."""
+    """Return whether ``spec`` is a dict with literal keys."""
     return spec.type is dict and all(type(key) in {str, int} for key in spec.context)
 
 
@@ -306,7 +306,7 @@ def _add_placeholder(graph: Graph, env: dict[Node, Node], node: Node) -> None:
 
 
 def _is_computed(node: Node) -> bool:
-    """Return whether ``node`` is a tensor of the user, or computed from tensors."""
+    """Return whether ``node`` is a user tensor or computed from tensors."""
 
     def is_tensor(value: Node) -> bool:
         return isinstance(value.meta.get("val"), torch.Tensor)
@@ -320,14 +320,14 @@ _BY_TEXT = frozenset({float, complex})
 
 
 def _frozen(value: Any, numbers: Mapping[Node, int]) -> object:
-    """Return a hashable key for an argument: a bare number for a node, else with its type."""
+    """Return a hashable key for an argument: a number for a node, else the value with its type."""
     if isinstance(value, Node):
         return numbers[value]
     kind = type(value)
     if value is None or kind in _BY_VALUE:
         return (kind, value)
     if kind in _BY_TEXT:
-        # 0.0 and -0.0 are equal but differ.
+        # 0.0 == -0.0.
         return (kind, repr(value))
     if isinstance(value, (tuple, list)):
         return (kind, *[_frozen(item, numbers) for item in value])

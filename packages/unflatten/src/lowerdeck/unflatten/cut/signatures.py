@@ -1,7 +1,7 @@
-"""Find the leaves of recorded call signatures in the working graph.
+"""Map recorded call signatures to leaves of the working graph.
 
-A call with a signature takes and returns exactly what eager's does, so its module can be replaced
-by an eager one.
+A call with a signature has eager's arguments and results, so an eager module can replace its
+module.
 """
 
 from __future__ import annotations
@@ -40,23 +40,22 @@ from lowerdeck.unflatten.trace import Trace
 from lowerdeck.unflatten.trace.calls import Frame
 
 NO_SIGNATURE = (
-    "has no recorded signature: it takes and returns flat values. Export the model with "
-    "export_preserving"
+    "has no recorded signature (only flat values). Export the model with export_preserving"
 )
 DECOMPOSED = (
-    "has no signature in a decomposed program: it takes and returns flat values. Unflatten the "
+    "has no signature (only flat values) in a decomposed program. Unflatten the "
     "program before run_decompositions()"
 )
-NO_CALL = "has no recorded call: the program computes nothing for it, or computes it in a branch"
-SOME_CALLS = "has calls that are not recorded, because they return an argument unchanged"
-RETURNS_OTHERS = "returns a value of another module that it was not given"
+NO_CALL = "has no recorded call: it computes nothing, or is called in a branch"
+SOME_CALLS = "has unrecorded calls, which return an argument unchanged"
+RETURNS_OTHERS = "returns a value of another module that is not an argument"
 
 
 def find_preserved_calls(trace: Trace, copier: ProgramCopier) -> None:
-    """Enter the calls with a signature into the working graph, and the reasons for the others.
+    """Add calls with a signature to the working graph, and refusal reasons for the others.
 
     Args:
-        copier: Has copied it, but for the output.
+        copier: Has copied all nodes except the output.
     """
     working = copier.working
     recorded = {
@@ -81,7 +80,7 @@ def find_preserved_calls(trace: Trace, copier: ProgramCopier) -> None:
 
 
 def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, Any]) -> None:
-    # Signatures name nodes of the outermost graph first; regions reuse their names.
+    # Regions reuse names of the root graph, which signatures resolve first.
     nodes = [node for node in trace.program.graph.nodes if node in copier.values]
     by_name = {node.name: copier.values[node] for node in nodes}
     for node, value in copier.values.items():
@@ -120,7 +119,7 @@ def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, A
             inputs = tuple([leaf_of(value, frame.parent) for value in leaves[0]])
             outputs = tuple([leaf_of(value, frame) for value in leaves[1]])
         else:
-            # torch leaves the tracepoints of calls inside mode regions in the graph.
+            # torch keeps tracepoints inside mode regions.
             inputs = marks.get("module_call_inputs", ())
             outputs = marks.get("module_call_outputs", ())
         if (len(inputs), len(outputs)) != counts:
@@ -132,18 +131,18 @@ def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, A
         ):
             working.refusals.setdefault(frame.path, RETURNS_OTHERS)
             continue
-        # The caller has no value that the call itself computes.
+        # The caller cannot pass a value that the call itself computes.
         inputs = tuple([Absent() if is_inside(leaf, frame) else leaf for leaf in inputs])
         working.preserved[frame] = PreservedCall(_structure(frame, signature), inputs, outputs)
 
 
 def _values(leaves: Iterable[Any]) -> list[Any]:
-    """Return constants as they are, and the names of nodes in lists."""
+    """Return constants unchanged, and node names in one-element lists."""
     return [leaf.value if isinstance(leaf, ConstantArgument) else [leaf.name] for leaf in leaves]
 
 
 def _structure(frame: Frame, signature: Any) -> CallSignature:
-    """Return the structure of a call, with eager's parameter names if its class is loaded."""
+    """Return the call signature, with eager's parameter names if its class is loaded."""
     count = signature.in_spec.child(0).num_children
     known = getattr(signature, "forward_arg_names", None) or _eager_names(frame.type_name, count)
     names, others = argument_variables(signature.in_spec, known)
@@ -156,7 +155,7 @@ def _eager_names(type_name: str | None, count: int) -> list[str]:
 
 
 def variadic_name(type_name: str | None, names: Sequence[str]) -> str:
-    """Return the name of eager's ``*args`` if ``names`` has them as export numbers them, or ""."""
+    """Return the name of eager's ``*args`` if ``names`` has its numbered elements, else ""."""
     kind = inspect.Parameter.VAR_POSITIONAL
     name = next((name for name, other in _eager_parameters(type_name) if other is kind), "")
     return name if name and f"{name}_0" in names else ""
@@ -168,9 +167,9 @@ def _eager_parameters(type_name: str | None) -> Sequence[tuple[str, Any]]:
 
 
 def loaded_class(type_name: str | None) -> type[torch.nn.Module] | None:
-    """Return the class of modules of this qualified name if the file with it is loaded."""
+    """Return the class of this qualified name if its Python module is loaded."""
     outer, _, name = (type_name or "").rpartition(".")
-    # Not by getattr: a module may import others when it is asked for a name.
+    # Not by getattr: a module's ``__getattr__`` may import.
     cls: Any = vars(sys.modules[outer]).get(name) if outer in sys.modules else None
     return cls if isinstance(cls, type) and issubclass(cls, torch.nn.Module) else None
 
@@ -187,7 +186,7 @@ def _parameters(forward: Any) -> Sequence[tuple[str, Any]]:
 def _refuse_missing_calls(
     trace: Trace, working: WorkingGraph, recorded: Mapping[str, Any]
 ) -> None:
-    """Refuse modules with recorded calls that the program has no node of."""
+    """Refuse modules with recorded calls that have no node in the program."""
     canonical = trace.paths.canonical
     frames = working.tree.frames()
     called = {canonical(frame.path) for frame in frames}
@@ -200,7 +199,7 @@ def _refuse_missing_calls(
 
 
 def _refuse_branches(trace: Trace, working: WorkingGraph) -> None:
-    """Refuse modules whose state a branch or a loop reads: its graph has no calls of modules."""
+    """Refuse modules whose state a branch or loop reads: these graphs have no module calls."""
     for read, placeholder in working.reads.items():
         if any(isinstance(user.target, HigherOrderOperator) for user in read.users):
             for name in trace.state.names_of(placeholder):
@@ -208,20 +207,20 @@ def _refuse_branches(trace: Trace, working: WorkingGraph) -> None:
 
 
 def preserve_flat_calls(working: WorkingGraph) -> None:
-    """Give signatures of flat values to the calls without a recorded one."""
+    """Add flat signatures to calls without a recorded signature."""
     for frame in working.tree.frames()[1:]:
         if frame not in working.preserved and frame.all_nodes():
             working.preserved[frame] = flat_call(frame)
 
 
 def flat_call(frame: Frame) -> PreservedCall:
-    """Return the call that takes the values which ``frame`` reads, and returns those others read.
+    """Return the call with the inputs of ``frame`` and its values with outside users.
 
-    Values are taken in the order of their first use and returned in the order of computation.
+    Inputs are in order of first use, outputs in order of computation.
     """
     nodes = sorted(frame.all_nodes())
     inside = set(nodes)
-    # Reading a size does not use a tensor yet.
+    # Reading a size is not a use of the tensor.
     order = sorted(nodes, key=lambda node: node.target is _SIZE)
     inputs = tuple(
         dict.fromkeys(
@@ -235,15 +234,15 @@ def flat_call(frame: Frame) -> PreservedCall:
 _SIZE = torch.ops.aten.sym_size.int
 
 
-# Operators that return their argument.
+# Operators that may return their argument.
 
 
 def read_arguments_directly(working: WorkingGraph) -> None:
-    """Make readers outside of a call read the call's argument instead of an alias inside.
+    """Replace uses of an in-call alias outside the call by the call's argument.
 
-    ``x.to(x.dtype)`` and ``x.add_(1)`` return ``x``. Export uses the operator's name for the
-    tensor from then on, so that later readers of ``x``, such as a residual connection, seem to
-    read a value inside the module. Results of the call stay results.
+    ``x.to(x.dtype)`` and ``x.add_(1)`` return ``x``. Export then uses the operator's node for the
+    tensor, so that later uses of ``x``, such as a residual connection, seem to read a value inside
+    the module. Results of the call are kept.
 
     Args:
         working: The working graph with its output; changed.
@@ -260,7 +259,7 @@ def read_arguments_directly(working: WorkingGraph) -> None:
         source = _argument_outside(node, inner, frame_of)
         if source is None:
             continue
-        # First the leaves: a call around may return the node as its own result.
+        # Leaves first: an enclosing call may return the node as its own result.
         for frame in sorted(named_by.get(node, ()), key=lambda frame: -frame.depth):
             call = working.preserved[frame]
             caller = frame.parent or frame
@@ -278,7 +277,7 @@ def read_arguments_directly(working: WorkingGraph) -> None:
 
 
 def _is_only_argument(working: WorkingGraph, node: Node, inner: Frame, reader: Frame) -> bool:
-    """Return whether ``reader`` is outside of a call of which ``node`` is not a result."""
+    """Return whether ``reader`` is outside a call that does not return ``node``."""
     calls = [
         working.preserved[frame]
         for frame in inner.around(inner.common(reader))
@@ -288,12 +287,12 @@ def _is_only_argument(working: WorkingGraph, node: Node, inner: Frame, reader: F
 
 
 def _argument_outside(node: Node, inner: Frame, frame_of: Mapping[Node, Frame]) -> Node | None:
-    """Return the tensor from outside of ``inner`` that ``node`` is, or None."""
+    """Return the value outside ``inner`` that ``node`` aliases, or None."""
     source = node
     while (argument := argument_of(source)) is not None:
         source = argument
         if source.op == "get_attr":
-            # State, which each module reads by its own name.
+            # State, which each module reads by its own attribute.
             return None
         if frame_of.get(source) is not inner:
             return source
@@ -312,7 +311,7 @@ _RETURN_ARGUMENT = frozenset(
         *("positive", "real", "conj_physical", "resolve_conj", "resolve_neg"),
     )
 )
-"""Operators that return an argument where there is nothing to compute."""
+"""Operators that return their argument if they are a no-op."""
 
 
 @lru_cache(4096)
@@ -323,7 +322,7 @@ def _may_return_argument(target: Any) -> bool:
 
 
 def argument_of(node: Node) -> Node | None:
-    """Return the argument that the operator ``node`` returns, or None if it computes a value."""
+    """Return the argument that ``node`` returns as is, or None if it computes a value."""
     call, number = node, None
     if is_getitem(node) and isinstance(node.args[0], Node):
         call, number = node.args[0], node.args[1]

@@ -1,8 +1,7 @@
-"""Symbolic sizes that a call computes from its own arguments.
+"""Compute symbolic sizes from a call's own arguments.
 
-Export computes each size once for the whole program, so one module seems to read a value of
-another. A call with a signature reads the sizes of its arguments instead, where one of them
-has that size; other sizes are passed besides the arguments.
+Export computes each size once per program, so modules seem to read each other's values. A call
+with a signature reads sizes from its arguments if one has that size; other sizes are extra inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def localize_sizes(working: WorkingGraph) -> None:
     """Make calls with a signature compute symbolic sizes from their own arguments.
 
     Args:
-        working: The whole working graph; changed.
+        working: The working graph; changed.
     """
     nodes = working.graph.nodes if working.preserved else ()
     symbolic = [node for node in nodes if is_symbolic(node)]
@@ -34,13 +33,13 @@ def localize_sizes(working: WorkingGraph) -> None:
         return
     sizes = _Sizes(working)
     sizes.move_to_owners()
-    # Outer calls first: inner calls are given the leaves of outer ones.
+    # Outer calls first: inner calls use their leaves.
     for frame in working.tree.frames():
         call = working.preserved.get(frame)
         if call is not None and frame.parent is not None:
             inputs = tuple([sizes.leaf(leaf, frame.parent) for leaf in call.inputs])
             working.preserved[frame] = replace(call, inputs=inputs)
-    # From the back: a size that only another one reads is then read no more.
+    # Backwards, so that sizes used only by erased sizes are erased too.
     for node in reversed(symbolic):
         for user in list(node.users):
             local = sizes.local(node, sizes.frame_of.get(user, working.tree.root))
@@ -62,7 +61,7 @@ def is_symbolic(node: Node) -> bool:
 
 
 class _Sizes:
-    """Adds nodes for sizes, each once in a call."""
+    """Adds size nodes, each once per call."""
 
     def __init__(self, working: WorkingGraph) -> None:
         self.working = working
@@ -72,7 +71,7 @@ class _Sizes:
         self._available: dict[Frame, dict[Any, tuple[Node, int | None]]] = {}
 
     def move_to_owners(self) -> None:
-        """Move reads of a size out of calls that are not given the tensor."""
+        """Move size reads out of calls that do not take the tensor."""
         for node in list(self.graph.find_nodes(op="call_function", target=_SIZE)):
             frame, source = self.frame_of[node], node.args[0]
             owner = self.frame_of.get(source, self.working.tree.root)
@@ -86,13 +85,13 @@ class _Sizes:
                 self.frame_of[node] = owner
 
     def leaf(self, leaf: Leaf, reader: Frame) -> Leaf:
-        """Return the leaf of a signature as ``reader`` computes it."""
+        """Return the node for a signature leaf in ``reader``."""
         if not isinstance(leaf, Node) or leaf not in self.frame_of or not is_symbolic(leaf):
             return leaf
         return self.local(leaf, reader) or leaf
 
     def local(self, node: Node, reader: Frame) -> Node | None:
-        """Return a node for a size in the call of ``reader``; None for ``node`` itself."""
+        """Return a node for a size in ``reader``, or None to keep ``node``."""
         inner = self.frame_of.get(node, self.working.tree.root)
         common = inner.common(reader)
         for frame in reader.around(common):
@@ -111,7 +110,7 @@ class _Sizes:
         return self._in(node, common) or self._of_result(node, left[-1])
 
     def _in(self, node: Node, frame: Frame) -> Node | None:
-        """Return the number ``node`` as ``frame`` computes it from its arguments, or None."""
+        """Return ``node`` recomputed from the arguments of ``frame``, or None."""
         value = node.meta["val"] if is_symbolic(node) else None
         if value is None:
             return None
@@ -133,7 +132,7 @@ class _Sizes:
         return local
 
     def _sizes_of(self, frame: Frame) -> dict[Any, tuple[Node, int | None]]:
-        """Return the symbolic sizes of the arguments of ``frame``: tensor and dimension."""
+        """Return the tensor and dimension of each symbolic size in the arguments of ``frame``."""
         known = self._available.get(frame)
         if known is None:
             known = self._available[frame] = {}
@@ -153,7 +152,7 @@ class _Sizes:
         return known
 
     def _of_result(self, node: Node, frame: Frame) -> Node | None:
-        """Return a size read from a result of ``frame`` by its caller, or None."""
+        """Return the size as read by the caller from a result of ``frame``, or None."""
         caller, text = frame.parent, str(node.meta["val"])
         call = self.working.preserved[frame]
         for leaf in call.nodes(call.outputs):
@@ -172,7 +171,7 @@ class _Sizes:
     def _add(
         self, frame: Frame, target: Any, args: tuple[Any, ...], name: str, value: Any
     ) -> Node:
-        """Add a node to ``frame``, at its beginning or behind its last argument."""
+        """Add a node to ``frame``, at its start or after its last argument."""
         last = max((arg for arg in args if isinstance(arg, Node)), default=None)
         first = frame.first_node()
         if frame.parent is None:
@@ -194,7 +193,7 @@ class _Sizes:
         return node
 
     def erase_unread(self) -> None:
-        """Erase sizes without readers, but for the last node of a call."""
+        """Erase unused sizes, except the last node of a call."""
         leaves = {
             leaf
             for call in self.working.preserved.values()

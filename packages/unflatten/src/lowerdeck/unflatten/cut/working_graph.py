@@ -1,7 +1,7 @@
-"""A copy of a program's flat graph in the shape that can be cut into module calls.
+"""Copy of a program's flat graph, prepared for cutting into module calls.
 
-Each call reads the state that its module owns by attribute, so no placeholder is left for state.
-Regions that run under another mode are inlined between nodes that switch the mode.
+State placeholders become attribute reads in the call whose module owns the state. Regions that run
+under another mode are inlined between nodes that switch the mode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DETACH = torch.ops.aten.detach.default
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """An argument or a result that the program dropped, because nothing reads it."""
+    """Unused argument or result that the program dropped."""
 
 
 Leaf = Node | Absent | None | bool | int | float | str
@@ -47,8 +47,8 @@ class PreservedCall:
     """One call with a signature.
 
     Attributes:
-        inputs: Each leaf of the arguments.
-        outputs: Each leaf of the result.
+        inputs: Leaves of the arguments.
+        outputs: Leaves of the result.
     """
 
     signature: CallSignature
@@ -62,16 +62,16 @@ class PreservedCall:
 
 @dataclass(slots=True)
 class WorkingGraph:
-    """The copy.
+    """Working copy of a program's graph.
 
     Attributes:
-        graph: Placeholders are the user's inputs, in order; the output is a flat tuple.
-        tree: The calls, with their nodes entered.
+        graph: Placeholders are the user inputs, in order; the output is a flat tuple.
+        tree: The calls and their nodes.
         inputs: The placeholder of each user input.
         preserved: The calls with a signature.
-        attributes: Graph modules by the attribute that ``get_attr`` nodes name.
-        reads: The state placeholder that each other ``get_attr`` node reads.
-        refusals: Modules that cannot be replaced or hooked, with the reason.
+        attributes: Subgraphs by ``get_attr`` target.
+        reads: State placeholder of each other ``get_attr`` node.
+        refusals: Why modules cannot be replaced or hooked.
     """
 
     graph: Graph
@@ -85,7 +85,7 @@ class WorkingGraph:
 
 @dataclass(frozen=True, slots=True)
 class StateRead:
-    """Value of a state placeholder until the reading call is known."""
+    """State placeholder whose reading call is not known yet."""
 
     placeholder: str
 
@@ -110,7 +110,7 @@ class ProgramCopier:
         self._examples: dict[str, Any] = {}
 
     def copy(self) -> WorkingGraph:
-        """Return the copy, without its output."""
+        """Return the copy without its output."""
         self._copy_placeholders()
         self._write_back(-1)
         for position, item in enumerate(self.trace.items):
@@ -148,7 +148,7 @@ class ProgramCopier:
                 return self._clones[item]
             target = mutations.final.get(item)
             if target is not None and self.working.preserved:
-                # The caller keeps the result, and the next call overwrites the state.
+                # The next call would overwrite state that the caller holds as a result.
                 return self._clone(self.resolve(self.values[target], root), item)
             return self.resolve(self.values[item], root)
 
@@ -190,17 +190,17 @@ class ProgramCopier:
                 reads_state = True
         copied = copy_node(self.graph, node, env)
         if node.target is _ALIAS and str(node.meta.get("original_aten")) == _DETACH_NAME:
-            # Decomposing turns a detach into a plain alias, which lets gradients through.
+            # Decomposition turns detach into alias, which propagates gradients.
             copied.target = _DETACH
         frame.nodes.append(copied)
         values[node] = copied
         if reads_state and returns_written(node.target):
-            # What is written in place is the state itself: later calls read it from there.
+            # An in-place write updates the state itself; later calls read it by attribute.
             first = values.get(node.args[0]) if isinstance(node.args[0], Node) else None
             values[node] = first if isinstance(first, StateRead) else copied
 
     def _pass_mark(self, node: Node, frame: Frame) -> None:
-        """Record the leaves that a tracepoint marks; its readers read these leaves."""
+        """Record the leaves that a tracepoint marks, and forward its users to them."""
         kind = str(node.kwargs["kind"])
         path = self.trace.paths.eager(str(node.kwargs["path"]))
         leaves = [self.values[arg] if isinstance(arg, Node) else arg for arg in node.args]
@@ -266,7 +266,7 @@ class ProgramCopier:
         frame.nodes.append(written)
 
     def _protect_outputs(self) -> None:
-        """Copy outputs that are about to be overwritten, once, before the first write."""
+        """Copy outputs once before the first write to their memory."""
         if self._clones:
             return
         wanted = list(self.trace.mutations.returned)
@@ -286,11 +286,10 @@ class ProgramCopier:
     # Reads of state.
 
     def resolve(self, value: Any, frame: Frame, *, early: bool = False) -> Any:
-        """Return the node or constant by which a call in ``frame`` uses a value.
+        """Return the node or constant for a value in ``frame``.
 
         Args:
-            value: A value of ``values``.
-            early: Read state at the beginning of the call.
+            early: Read state at the start of the call.
         """
         if isinstance(value, StateRead):
             return self._read(value.placeholder, frame, early=early)
@@ -299,7 +298,7 @@ class ProgramCopier:
         return value
 
     def _read(self, placeholder: str, frame: Frame, *, early: bool) -> Node:
-        """Return the read of state in the innermost call around ``frame`` whose module owns it."""
+        """Return the state read in the innermost call around ``frame`` that owns the state."""
         key = (frame, placeholder)
         read = self._reads.get(key)
         if read is not None:
@@ -318,7 +317,7 @@ class ProgramCopier:
         return read
 
     def _owner(self, placeholder: str, frame: Frame) -> tuple[Frame, str]:
-        """Return the innermost call around ``frame`` that owns some state, and its path there."""
+        """Return the innermost call around ``frame`` that owns the state, and its path there."""
         names, paths = self.trace.state.names_of(placeholder), self.trace.paths
         for outer in frame.around():
             for name in names:
@@ -328,7 +327,7 @@ class ProgramCopier:
         return self.working.tree.root, names[0]
 
     def _insert_read(self, owner: Frame, path: str, name: str, *, here: bool) -> Node:
-        # Not named for the path: a name that is taken costs more than the rest of the node.
+        # Not named after the path: resolving name collisions costs more than the node.
         first = None if here else owner.first_node()
         if first is None:
             read = add_node(self.graph, "get_attr", path, (), name)
@@ -340,7 +339,7 @@ class ProgramCopier:
         return read
 
     def _read_attribute(self, node: Node, scope: Scope, frame: Frame) -> Node:
-        """Return a read of an attribute of the graph module, such as a branch of a cond."""
+        """Return a ``get_attr`` node for a subgraph such as a cond branch."""
         name = str(node.target)
         attribute: Any = scope.module
         for part in name.split("."):
@@ -361,7 +360,7 @@ class ProgramCopier:
 
     @cached_property
     def _model_names(self) -> frozenset[str]:
-        """The names of all children and state of the model."""
+        """Names of all children and state of the model."""
         names = (*self.trace.paths.order, *self.trace.state.entries)
         return frozenset(part for name in names for part in name.split("."))
 

@@ -1,4 +1,4 @@
-"""Read the eager module hierarchy out of an exported program."""
+"""Recover the eager module hierarchy of an exported program."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Trace:
 
     Attributes:
         program: The program, without effect tokens; not changed.
-        items: Its steps, with mode regions written as enter and exit steps.
+        items: Steps, with mode regions flattened to enter and exit steps.
         state: Its parameters, buffers and constants.
         paths: The names of its modules.
         tree: The module calls around its steps.
-        mutations: The places where new values of state and inputs are written.
-        notes: What ``export_preserving`` recorded of modules.
+        mutations: Write positions of new values of state and inputs.
+        notes: Notes of ``export_preserving`` on modules.
     """
 
     program: ExportedProgram
@@ -48,7 +48,7 @@ def trace_program(program: ExportedProgram, *, inplace: bool) -> Trace:
     """Return the modules, state and calls of ``program``.
 
     Args:
-        inplace: Write the state of a functional program where eager writes it.
+        inplace: Write state where eager does, also in a functional program.
     """
     state = ProgramState(program)
     share_lifted_constants(program, state)

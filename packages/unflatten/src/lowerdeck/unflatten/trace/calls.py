@@ -13,28 +13,28 @@ from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACEPOINT
 from lowerdeck.unflatten.trace.names import ModulePaths
 from lowerdeck.unflatten.trace.program import Item, Role
 
-CALLED_ELSEWHERE = "is called by a module that does not own it, which computes that call itself"
+CALLED_ELSEWHERE = "is called by a module that does not own it, so the call is inlined there"
 
 _CALL_INDEX = re.compile(r"@([0-9]{1,18})\Z")
 
 Step = tuple[str, int, str | None]
-"""One entry of a module stack: path, index of the call, name of the type."""
+"""Entry of a module stack: path, call index, type name."""
 
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """One call of one module; frames are compared by identity.
+    """One call of one module; compared by identity.
 
     Attributes:
-        path: Name of the module as the caller knows it, from the root; ``""`` for the root.
-        index: Number of the call of that name, in order of execution.
+        path: Full name of the module as the caller uses it; ``""`` for the root.
+        index: Index of the call among those of that name, in execution order.
         parent: The calling frame; None for the root.
-        depth: Number of frames around this one.
+        depth: Number of enclosing frames.
         type_name: Qualified name of the eager module's type, or None.
-        recorded: The name under which the program records the call, where it differs.
-        part: 0, or the number of the piece where one call had to be split.
+        recorded: The program's name of the call, if it differs.
+        part: Part number of a split call, else 0.
         nodes: Nodes directly in the call, in order.
-        children: The calls made by this one, in order.
+        children: Calls made by this one, in order.
     """
 
     path: str
@@ -49,19 +49,19 @@ class Frame:
 
     @property
     def call_name(self) -> str:
-        """The name of this call in the module call graph: ``path`` or ``path@index``."""
+        """Name of this call in the module call graph: ``path`` or ``path@index``."""
         path = self.recorded or self.path
         return f"{path}@{self.index}" if self.index else path
 
     @property
     def accessor(self) -> str:
-        """The attribute path from the caller's module to this one's."""
+        """Attribute path from the caller's module to this one."""
         if self.parent is None or not self.parent.path:
             return self.path
         return self.path[len(self.parent.path) + 1 :]
 
     def common(self, other: Frame) -> Frame:
-        """Return the innermost frame around this one and ``other``."""
+        """Return the innermost frame that encloses this one and ``other``."""
         frame = self
         while frame is not other:
             if frame.depth >= other.depth and frame.parent is not None:
@@ -71,7 +71,7 @@ class Frame:
         return frame
 
     def around(self, outer: Frame | None = None) -> list[Frame]:
-        """Return this frame and the calls around it inside of ``outer``, innermost first."""
+        """Return this frame and its enclosing frames inside ``outer``, innermost first."""
         frames = []
         frame: Frame | None = self
         while frame is not None and frame is not outer:
@@ -80,7 +80,7 @@ class Frame:
         return frames
 
     def all_nodes(self) -> list[Node]:
-        """Return the nodes of this call and of the calls below it."""
+        """Return the nodes of this call and all calls below it."""
         if not self.children:
             return list(self.nodes)
         nodes: list[Node] = []
@@ -106,7 +106,7 @@ class CallTree:
 
     Attributes:
         root: The call of the outermost module.
-        frame_of: The innermost call around each item.
+        frame_of: The innermost call of each item.
         marked: The call of each tracepoint left in the graph.
         refusals: Modules with calls that cannot be replaced, with the reason.
     """
@@ -124,11 +124,11 @@ class CallTree:
         return frames
 
     def node_frames(self) -> dict[Node, Frame]:
-        """Return the frame of each node that was entered into one."""
+        """Return the frame of each node in ``Frame.nodes``."""
         return {node: frame for frame in self.frames() for node in frame.nodes}
 
     def release(self) -> None:
-        """Drop the references to the program, so that it is not kept alive."""
+        """Drop references to the program so that it can be freed."""
         for scope in {item.scope for item in self.frame_of}:
             scope.items.clear()
         self.frame_of.clear()
@@ -138,10 +138,10 @@ class CallTree:
 def build_call_tree(items: Sequence[Item], paths: ModulePaths) -> CallTree:
     """Return the tree of calls with the frame of each item.
 
-    Nodes are entered into ``Frame.nodes`` later.
+    ``Frame.nodes`` are filled later.
 
     Args:
-        paths: The modules, for stacks that name a module through another owner.
+        paths: Module names, for stacks that name a module through another owner.
     """
     root = Frame("", 0, None, 0, _root_type(items))
     builder = _Builder(paths, CallTree(root, {}))
@@ -154,7 +154,7 @@ def build_call_tree(items: Sequence[Item], paths: ModulePaths) -> CallTree:
             without_stack.append(item)
             continue
         if item.node.target is TRACEPOINT:
-            # The caller runs it, in the caller's mode.
+            # It runs in the caller and the caller's mode.
             marked[item.node] = steps
             steps = steps[:-1]
         tree.frame_of[item] = builder.enter(steps)
@@ -167,7 +167,7 @@ def build_call_tree(items: Sequence[Item], paths: ModulePaths) -> CallTree:
 
 
 def module_stack(node: Node, paths: ModulePaths) -> tuple[Step, ...] | None:
-    """Return the calls around ``node`` without the root, or None if none are recorded."""
+    """Return the calls around ``node`` without the root, or None if not recorded."""
     stack: Mapping[str, tuple[str, object]] | None = node.meta.get("nn_module_stack")
     if not stack or (len(stack) == 1 and EMPTY_STACK_KEY in stack):
         return None
@@ -181,7 +181,7 @@ def module_stack(node: Node, paths: ModulePaths) -> tuple[Step, ...] | None:
 
 
 def _call_index(key: str, path: str) -> int:
-    # A module may itself be named "n@1": then the key ends with the whole path.
+    # In a module named "n@1", the key ends with the whole path.
     if key.endswith(path):
         return 0
     match = _CALL_INDEX.search(key)
@@ -218,8 +218,8 @@ class _Builder:
         for path, index, type_name in steps:
             inner = self.paths.under(frame.path, path)
             if inner is None:
-                # The owner of this module is not on the stack, for example in a recursive call.
-                # The nodes stay in the calling frame.
+                # The module's owner is not on the stack, for example in a recursive call: its
+                # nodes stay in the caller.
                 self.tree.refusals.setdefault(path, CALLED_ELSEWHERE)
                 continue
             key = (frame, inner, index)
@@ -234,9 +234,9 @@ class _Builder:
 
 
 def _close_transforms(tree: CallTree, items: Iterable[Item]) -> None:
-    """Put the end of a vmap level, or of another transform, into the call that began it.
+    """Move the exit of a functorch level, such as vmap, into the call that entered it.
 
-    Strict export gives the end to the caller; the call would then leave the level open.
+    Strict export attributes the exit to the caller, which would leave the level open.
     """
     opened: list[Item] = []
     for item in items:
@@ -249,10 +249,10 @@ def _close_transforms(tree: CallTree, items: Iterable[Item]) -> None:
 
 
 def _adopt(tree: CallTree, items: Sequence[Item], all_items: Sequence[Item]) -> None:
-    """Give items without a module stack to the innermost call around all their neighbours.
+    """Assign items without a module stack to the innermost call that encloses their neighbours.
 
-    A pass may have added several nodes in a row: neighbours are the next ones with a stack. A
-    mode region is a neighbour of the values that it reads, as its operator.
+    Neighbours are the nearest ones with a stack, because a pass may add chains of nodes. A mode
+    region is a neighbour of its operands.
     """
     regions = {item.node: item for item in (all_items if items else ()) if item.role is Role.ENTER}
     before: dict[Node, Frame | None] = {item.node: None for item in items}

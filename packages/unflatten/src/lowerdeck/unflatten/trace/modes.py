@@ -1,4 +1,4 @@
-"""Place the borders of the regions that run under another mode in module calls."""
+"""Assign mode region borders to module calls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _Spans = Mapping[Frame, tuple[int, int]]
 def place_mode_switches(tree: CallTree, items: list[Item]) -> None:
     """Move the borders of mode regions into the calls that switch the mode.
 
-    Strict export gives each region to the outermost module, but a call that runs partly inside a
-    region must enter and leave the mode itself. Export also merges the end of a call that
-    switches gradients on with its caller's next steps into one region; that one is divided.
+    Strict export attributes each region to the root, but a call that is partly inside a region
+    must enter and exit the mode itself. Export also merges the end of a call that enables
+    gradients with its caller's next steps into one region, which is split here.
 
     Args:
-        tree: The calls around each step; those of borders are changed.
-        items: The steps; steps that divide a region are added.
+        tree: The call of each step; updated for borders.
+        items: The steps; borders that split a region are added.
     """
     _join_regions(tree, items)
     regions = list(_regions(items))
@@ -56,13 +56,12 @@ def place_mode_switches(tree: CallTree, items: list[Item]) -> None:
 
 
 UNCERTAIN_AUTOCAST = (
-    "runs under autocast, which the program attributes to it or to its caller; export with "
-    "strict=False to decide"
+    "runs under autocast that it or its caller enters; export with strict=False to tell which"
 )
 
 
 def _runs_under_autocast(tree: CallTree, items: Sequence[Item], frame: Frame) -> bool:
-    """Return whether every step of a call runs under autocast."""
+    """Return whether all steps of a call run under autocast."""
     depth = 0
     for item in items:
         if item.role is not Role.COMPUTE:
@@ -74,16 +73,16 @@ def _runs_under_autocast(tree: CallTree, items: Sequence[Item], frame: Frame) ->
 
 
 def _join_regions(tree: CallTree, items: Sequence[Item]) -> None:
-    """Merge adjacent regions of one mode by changing the roles of the borders between them.
+    """Merge adjacent regions of one mode by changing the roles of their shared borders.
 
-    Export splits a region where a module in it switches the same mode on again, and where it
-    switches another one. Regions without a computing step are dropped the same way.
+    Export splits a region where a module re-enters the mode or switches another one. Regions that
+    compute nothing are dropped the same way.
     """
     pairs = list(_regions(items))
     by_start = {enter: number for number, (enter, _) in enumerate(pairs)}
 
     def following(number: int) -> int | None:
-        """Return the region that begins at the end of this one, skipping empty ones."""
+        """Return the next adjacent region, skipping empty ones."""
         opener, position = items[pairs[number][0]], pairs[number][1] + 1
         while position < len(items):
             next_region = by_start.get(position)
@@ -119,13 +118,11 @@ def _join_regions(tree: CallTree, items: Sequence[Item]) -> None:
 
 
 def _continues(tree: CallTree, first: Item, second: Item, third: Item) -> bool:
-    """Return whether the mode of region ``first`` stays on in ``second``, which follows it.
+    """Return whether the mode of region ``first`` continues in its successor ``second``.
 
     Args:
-        tree: The calls around each step.
-        first: The enter step of a region.
-        second: The enter step of the next region.
-        third: The enter step of the one after that, or again ``second``.
+        tree: The call of each step.
+        third: Enter step of the region after ``second``, or ``second`` again.
     """
     if not _same_mode(first, second):
         return False
@@ -133,9 +130,9 @@ def _continues(tree: CallTree, first: Item, second: Item, third: Item) -> bool:
     if outer is inner:
         return True
     if outer.common(inner) is not outer:
-        # Two calls, each of which switches the mode on for itself.
+        # Two calls that each enter the mode.
         return False
-    # A call that finds the mode switched on restores it at its end, which begins a third region.
+    # A call that is entered in this mode restores it at its end, which starts a third region.
     restored = third is not second and _same_mode(second, third) and tree.frame_of[third] is inner
     return restored or not _computes(first)
 
@@ -152,7 +149,7 @@ def _same_mode(first: Item, second: Item) -> bool:
 
 
 def _regions(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
-    """Yield the positions of both borders of each region, inner regions first."""
+    """Yield the border positions of each region, inner regions first."""
     opened: list[int] = []
     for position, item in enumerate(items):
         if item.role is Role.ENTER:
@@ -164,9 +161,9 @@ def _regions(items: Sequence[Item]) -> Iterator[tuple[int, int]]:
 def _runs(
     tree: CallTree, items: Sequence[Item], enter: int, leave: int, spans: _Spans
 ) -> list[tuple[int, int]]:
-    """Return the parts of a region such that no call continues from one part to outside of it.
+    """Split a region into parts such that no call crosses the border of its part.
 
-    Calls around the whole region do not count.
+    Calls that enclose the region do not count.
     """
     inside = [tree.frame_of[item] for item in items[enter:leave] if item.role is Role.COMPUTE]
     if not inside:
@@ -174,7 +171,7 @@ def _runs(
     around = reduce(lambda first, second: first.common(second), inside)
 
     def leaving(frame: Frame) -> Frame | None:
-        """Return the innermost call around ``frame`` that continues outside of the region."""
+        """Return the innermost call around ``frame`` that continues outside the region."""
         while frame is not around and frame.parent is not None:
             if spans[frame][0] < enter or spans[frame][1] > leave:
                 return frame
@@ -194,7 +191,7 @@ def _runs(
             starts.append(enter + 1)
         elif frame is not current:
             if depth:
-                # A region inside of this one cannot be divided with it.
+                # A nested region cannot be split with this one.
                 return [(enter + 1, leave)]
             starts.append(position)
         current = frame
@@ -204,7 +201,7 @@ def _runs(
 def _owner(
     tree: CallTree, items: Sequence[Item], opener: Item, run: tuple[int, int], spans: _Spans
 ) -> Frame:
-    """Return the call that switches the mode for a part of a region."""
+    """Return the call that enters the mode for a part of a region."""
     start, stop = run
     inside = [tree.frame_of[item] for item in items[start:stop] if item.role is Role.COMPUTE]
     innermost = reduce(lambda first, second: first.common(second), inside)
@@ -217,7 +214,7 @@ def _owner(
 
 
 def _spans(tree: CallTree, items: Sequence[Item]) -> dict[Frame, tuple[int, int]]:
-    """Return the first and the last position at which each call computes."""
+    """Return the first and last position of each call."""
     spans: dict[Frame, tuple[int, int]] = {}
     for position, item in enumerate(items):
         if item.role is Role.COMPUTE:

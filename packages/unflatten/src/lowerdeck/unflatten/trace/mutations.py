@@ -1,10 +1,10 @@
-"""Plan the writes of new values to state and inputs.
+"""Plan write-backs of new values to state and inputs.
 
-A functional program returns the new values. Generated code writes them in the module that owns
-the buffer, as eager does, but never before the last reader of the old value has run. Earlier
-calls of a module that updates a buffer write it too, so that all its calls are alike: the second
-call of a counter reads the buffer, and not a result of the first call. That is right because only
-the last value of a buffer is seen from outside.
+A functional program returns the new values. Generated code writes them in the owning module, as
+eager does, but after the last reader of the old value. Earlier calls of a module that updates a
+buffer write it too, so that all its calls share code: the second call of a counter reads the
+buffer, not a result of the first call. This is sound because only a buffer's final value is
+observable.
 
 A counter ``self.n += 1; return x + self.n`` that is called twice, as a functional program::
 
@@ -14,9 +14,9 @@ A counter ``self.n += 1; return x + self.n`` that is called twice, as a function
     out_1 = out + add_1
     return add_1, out_1    # the new value of the buffer, the result
 
-``all`` has the one write that the program returns, of ``add_1``, by the second call.
-``_write_before`` adds that of ``add`` by the first call, and ``through_state`` makes the second
-call read the buffer instead of ``add``: both calls are now ``n += 1; x + n``.
+``all`` has the one write that the program returns: ``add_1``, in the second call.
+``_write_before`` adds the write of ``add`` in the first call, and ``through_state`` makes the
+second call read the buffer instead of ``add``: both calls become ``n += 1; x + n``.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _MUTATIONS = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mutation:
-    """One value to be written back.
+    """One write-back.
 
     Attributes:
         value: The node of the new value.
         target: The placeholder that is overwritten.
         frame: The call that writes.
-        after: Index of the item after which it writes; -1 for the start.
-        clone_value: Copy the value first, because it shares memory with an overwritten value.
+        after: Index of the item to write after; -1 for the start.
+        clone_value: Copy the value first, because it aliases an overwritten value.
     """
 
     spec: OutputSpec
@@ -66,17 +66,17 @@ class Mutation:
 
 @dataclass(slots=True)
 class Mutations:
-    """All writes of a program.
+    """All write-backs of a program.
 
     Attributes:
         count: Number of new values before the user's outputs.
         all: The last write of each target.
-        after: The writes behind each item.
-        returned: Outputs that share memory with a target: copied before the first write.
-        through_state: Placeholder to read in place of an input that was written back before, by
-            index of the reader and the input.
-        final: Placeholder to read where a value is returned that was written back.
-        inplace: Whether the graphs write; otherwise the new values are the first outputs.
+        after: The writes after each item.
+        returned: Outputs that alias a target; copied before the first write.
+        through_state: Placeholder to read instead of a value that was already written back, by
+            reader index and value.
+        final: Placeholder to return for a value that was written back.
+        inplace: Whether graphs write; otherwise the new values are leading outputs.
     """
 
     count: int = 0
@@ -88,7 +88,7 @@ class Mutations:
     inplace: bool = True
 
     def keep_functional(self) -> None:
-        """Return every new value; the outermost code writes them at its end."""
+        """Return all new values as outputs; the root's code writes them at its end."""
         self.inplace = False
         self.after.clear()
         self.through_state.clear()
@@ -102,7 +102,7 @@ def plan_mutations(
     state: ProgramState,
     paths: ModulePaths,
 ) -> Mutations:
-    """Return the place of each write of ``program``."""
+    """Return the write-back plan of ``program``."""
     plan = Mutations()
     outputs: Any = next(iter(program.graph.find_nodes(op="output"))).args[0]
     specs = program.graph_signature.output_specs
@@ -144,7 +144,7 @@ def plan_mutations(
 
 
 def _positions(items: Sequence[Item]) -> dict[Node, int]:
-    """Return the index of the item after which each node has its value."""
+    """Return the index of the item that computes each node."""
     index = {item.node: position for position, item in enumerate(items)}
     for position, item in enumerate(items):
         if item.role in {Role.EXIT, Role.PASS_OUT} or item.node.target is TRACEPOINT:
@@ -184,7 +184,7 @@ def _owner(
 
 
 def _aliases_of(node: Node) -> set[Node]:
-    """Return ``node`` and everything that may be a view of it."""
+    """Return ``node`` and its possible views."""
     aliases, queue = {node}, [node]
     while queue:
         source = queue.pop()
@@ -196,14 +196,14 @@ def _aliases_of(node: Node) -> set[Node]:
 
 
 def _behind_mark(mark: Node, value: Node) -> list[Node]:
-    """Return the nodes that are ``value`` behind a tracepoint."""
+    """Return the nodes that carry ``value`` out of a tracepoint."""
     if mark.target is not TRACEPOINT:
         return []
     return [user for user in mark.users if mark.args[user.args[1]] is value]  # type: ignore[index]
 
 
 def _end_of_call(items: Sequence[Item], tree: CallTree, after: int, frame: Frame) -> int:
-    """Return the last item of the call, made by ``frame``, that has item ``after``."""
+    """Return the last item of the call in ``frame`` that contains item ``after``."""
     if after < 0:
         return after
     child = _child_around(tree.frame_of[items[after]], frame)
@@ -224,7 +224,7 @@ def _child_around(frame: Frame, ancestor: Frame) -> Frame | None:
     return None
 
 
-# Writes of earlier calls.
+# Writes in earlier calls.
 
 
 @dataclass(slots=True)
@@ -240,7 +240,7 @@ class _Context:
         return None if position is None else self.tree.frame_of[self.items[position]]
 
     def call_around(self, node: Node, like: Frame) -> Frame | None:
-        """Return the call around ``node`` of the module of ``like``, other than ``like``."""
+        """Return the call around ``node`` of the same module as ``like``, other than ``like``."""
         name = self.paths.canonical(like.path)
         frame = self.frame_of(node)
         for outer in frame.around() if frame is not None else ():
@@ -250,7 +250,7 @@ class _Context:
 
 
 def _write_between_calls(plan: Mutations, context: _Context) -> None:
-    """Add the writes and reads to ``plan`` by which calls exchange values through state."""
+    """Add the writes and reads that pass values between calls through state."""
     calls: dict[str, int] = {}
     for frame in context.tree.frames():
         name = context.paths.canonical(frame.path)
@@ -265,7 +265,7 @@ def _write_between_calls(plan: Mutations, context: _Context) -> None:
 
 
 def _write_before(plan: Mutations, context: _Context, last: Mutation) -> None:
-    """Add the writes of earlier calls of the same module, from the last one to the first."""
+    """Add writes in earlier calls of the same module, last to first."""
     old_readers = [
         context.index[user]
         for node in _aliases_of(last.target)
@@ -289,7 +289,7 @@ def _write_before(plan: Mutations, context: _Context, last: Mutation) -> None:
 
 
 def _previous_value(context: _Context, write: Mutation) -> Node | None:
-    """Return the value of an earlier call of the same module from which ``write`` is computed."""
+    """Return the value from an earlier call of the same module that ``write`` depends on."""
     layout = _layout(write.target)
     values: set[Node] = set()
     seen, queue = {write.value}, [write.value]
@@ -304,7 +304,7 @@ def _previous_value(context: _Context, write: Mutation) -> Node | None:
             elif _layout(source) == layout and context.call_around(source, write.frame):
                 values.add(source)
     if len(values) > 1:
-        # An operator may return several values of one layout: take that of the same operator and
+        # An operator may return several tensors of equal metadata: require the same operator and
         # index.
         values = {value for value in values if _origin(value) == _origin(write.value)}
     return values.pop() if len(values) == 1 else None
@@ -315,7 +315,7 @@ def _origin(node: Node) -> object:
 
 
 def _read_after(plan: Mutations, context: _Context, write: Mutation, end: int) -> bool:
-    """Make readers outside of the writing call read state; return whether all of them can."""
+    """Make readers outside the writing call read state; return whether all can."""
     reads: dict[tuple[int, Node], Node] = {}
     for user in write.value.users:
         position = context.index.get(user)
@@ -331,7 +331,7 @@ def _read_after(plan: Mutations, context: _Context, write: Mutation, end: int) -
             (context.index.get(reader, end) for view in views for reader in view.users),
             default=position,
         )
-        # The step behind which the next write happens still reads the value before it.
+        # The step before the next write still reads the old value.
         if position <= write.after or position > end or (len(views) > 1 and last > end):
             return False
         reads[position, write.value] = write.target

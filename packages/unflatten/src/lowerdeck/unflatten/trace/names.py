@@ -1,10 +1,10 @@
-"""Names of the program's modules, and the names that are one shared module.
+"""Module names of a program, and detection of shared modules.
 
 Non-strict export keeps every name of parameters and buffers, but not which modules are shared.
 Strict export keys each called module by its identity, but keeps one name of a non-persistent
 buffer, the last, and the first name of each called module. Both keep one name of a plain tensor.
 
-``ModulePaths`` has the names; ``find_shared_modules`` applies one repair after the other:
+``ModulePaths`` has the names; ``find_shared_modules`` applies these repairs in order:
 
 - ``_read_calls``: strict, ``self.b = self.a``: calls of one identity are of one module.
 - ``_merge_equal_state``: ``a`` and ``b`` of one type, all their tensors the same: one module.
@@ -34,11 +34,11 @@ from lowerdeck.unflatten.trace.program import (
 
 
 class ModulePaths:
-    """All module names of a program, grouped by the module that they name.
+    """Module names of a program, grouped by module.
 
     Attributes:
-        order: Every name in eager's order; the root is ``""``.
-        merged: Names merged only because they have the same state, by the first of them.
+        order: All names in eager's order; the root is ``""``.
+        merged: Names merged only because of equal state, by the first name.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -53,7 +53,7 @@ class ModulePaths:
         self._tracer_root = None if TRACER_ROOT in self._known else TRACER_ROOT
 
     def add(self, name: str) -> None:
-        """Add a name, and the missing names of the modules around it."""
+        """Add a name and any missing names of its parents."""
         if name in self._known:
             return
         outer, _, _ = name.rpartition(".")
@@ -65,7 +65,7 @@ class ModulePaths:
         self.order.append(name)
 
     def eager(self, path: str) -> str:
-        """Return eager's name for a path of a stack, which may start at the tracer's root."""
+        """Return eager's name for a module stack path, which may start at the tracer's root."""
         root = self._tracer_root
         if root is None or not path.startswith(root):
             return path
@@ -83,7 +83,7 @@ class ModulePaths:
             self._pairs.append((first, second))
 
     def settle(self) -> None:
-        """Repeat the merges that later merges of outer modules have undone."""
+        """Repeat merges that were invalidated by later merges of outer modules."""
         changed = True
         while changed:
             changed = False
@@ -93,7 +93,7 @@ class ModulePaths:
                     changed = True
 
     def canonical(self, name: str) -> str:
-        """Return the first name of the module that ``name`` names."""
+        """Return the canonical (first) name of a module."""
         result = self._canonical.get(name)
         if result is None:
             outer, dot, last = name.rpartition(".")
@@ -104,7 +104,7 @@ class ModulePaths:
         return result
 
     def under(self, owner: str, name: str) -> str | None:
-        """Return the name of module ``name`` under ``owner``, or None if it has none."""
+        """Return the name of module ``name`` relative to ``owner``, or None."""
         prefix = owner + "." if owner else ""
         if name.startswith(prefix) and len(name) > len(prefix):
             return name
@@ -117,7 +117,7 @@ class ModulePaths:
         return None
 
     def attribute(self, owner: str, name: str) -> str | None:
-        """Return the path from module ``owner`` to the state ``name``, or None if outside."""
+        """Return the path from module ``owner`` to state ``name``, or None if it is outside."""
         if not owner:
             return name
         if name.startswith(owner + "."):
@@ -132,14 +132,14 @@ class ModulePaths:
 
 
 def module_names(program: ExportedProgram) -> Iterator[str]:
-    """Yield the names of all modules, without entries for repeated preserved calls."""
+    """Yield all module names, skipping entries for repeated preserved calls."""
     names = {entry.fqn for entry in program.module_call_graph}
     is_lowered = any(map(is_delegate, program.graph_module.children()))
     for entry in program.module_call_graph:
         base, at, number = entry.fqn.rpartition("@")
-        # A module may itself be named "n@1".
+        # A module's own name may be "n@1".
         may_be_call = at and number.isdecimal() and base in names
-        # Lowering removes signatures, also those of repeated calls.
+        # Lowering removes signatures, including those of repeated calls.
         is_call = entry.signature is not None or (
             is_lowered and not _is_module(program, entry.fqn)
         )
@@ -155,7 +155,7 @@ def _is_module(program: ExportedProgram, name: str) -> bool:
 
 
 def is_delegate(module: object) -> bool:
-    """Return whether a graph's child is a delegate of a lowered program."""
+    """Return whether a module is a lowered delegate."""
     return hasattr(module, "backend_id") and hasattr(module, "original_module")
 
 
@@ -164,11 +164,11 @@ _SAVED = (StateKind.PARAMETER, StateKind.BUFFER)
 
 @dataclass(slots=True)
 class _Calls:
-    """Facts about called modules from module stacks, by name.
+    """Called modules' data from module stacks, by name.
 
     Attributes:
         types: The type of each called module.
-        identities: Its identity, in strict programs.
+        identities: Module id, in strict programs.
     """
 
     types: dict[str, object] = field(default_factory=dict)
@@ -180,13 +180,13 @@ def find_shared_modules(
 ) -> None:
     """Merge the names of shared modules in ``paths``, and add missing names to ``state``.
 
-    Strict identities and the notes of ``export_preserving`` decide. Otherwise two modules of one
-    type whose whole state is the same tensors are taken for one: a program cannot distinguish
-    them from one module with two names.
+    Strict module ids and notes of ``export_preserving`` take precedence. Otherwise modules of one
+    type whose state is identical are merged: a program cannot distinguish them from one module
+    with two names.
 
     Args:
         state: The program's state; changed.
-        numbers: Recorded identity of modules that share all their state.
+        numbers: Recorded ids of modules that share all state.
     """
     calls = _read_calls(paths, items)
     is_strict = bool(calls.identities)
@@ -214,8 +214,8 @@ def _merge_equal_state(
 ) -> None:
     types, identities = calls.types, calls.identities
     by_state: dict[tuple[object, ...], dict[tuple[object, int | None], str]] = {}
-    # Called modules have a type and come first: a tied Linear and Embedding are two modules, and
-    # a name that is never called belongs to one of them.
+    # Called modules come first, as their type is known: a tied Linear and Embedding are two
+    # modules, and an uncalled name belongs to one of them.
     position = {path: index for index, path in enumerate(paths.order)}
     for path in sorted(position, key=lambda path: path not in types):
         tensors = states.get(path)
@@ -239,7 +239,7 @@ def _merge_equal_state(
 def _merge_foreign_callers(
     paths: ModulePaths, items: Iterable[Item], state: ProgramState, calls: _Calls
 ) -> None:
-    """Merge a caller with the module under whose name it calls its own child."""
+    """Merge a caller with the module under whose name its child is called."""
     seen: set[str] = set()
     states: dict[str, tuple[object, ...]] | None = None
     for item in items:
@@ -260,7 +260,7 @@ def _merge_foreign_callers(
 
 
 def _children(paths: ModulePaths) -> dict[str, list[str]]:
-    """Return the names of each module's children."""
+    """Return the child names of each module."""
     children: dict[str, list[str]] = {}
     for path in paths.order:
         outer, _, last = path.rpartition(".")
@@ -274,7 +274,7 @@ def _read_calls(paths: ModulePaths, items: Iterable[Item]) -> _Calls:
     seen: set[str] = set()
     for item in items:
         stack = item.node.meta.get("nn_module_stack")
-        # The key of the innermost call decides the others.
+        # The innermost key determines the rest of the stack.
         if not stack or (innermost := next(reversed(stack))) in seen:
             continue
         seen.add(innermost)
@@ -294,7 +294,7 @@ def _read_calls(paths: ModulePaths, items: Iterable[Item]) -> _Calls:
 def _state_under(
     state: ProgramState, kinds: Collection[StateKind]
 ) -> dict[str, tuple[object, ...]]:
-    """Return for each module the relative names, kinds and identities of the state under it."""
+    """Return the relative names, kinds and ids of the state under each module."""
     states: dict[str, list[object]] = {}
     for entry in state.entries.values():
         owner = entry.name if entry.kind in kinds else ""
@@ -312,10 +312,10 @@ def _find_lost_names(
     calls: _Calls,
     kinds: Collection[StateKind],
 ) -> None:
-    """Restore names of tensors of which the program kept another name.
+    """Restore tensor names that the program dropped in favour of another name.
 
-    A module that reads a tensor of another module of its type owns the tensor too. If that other
-    module is never called and looks like the reader, the two are one module.
+    A module that reads a tensor of another module of its type owns the tensor too. If that module
+    is never called and has the reader's structure, the two are one module.
     """
     types = {paths.canonical(path): name for path, name in calls.types.items()}
     states = _state_under(state, kinds)
@@ -335,7 +335,7 @@ def _find_lost_names(
 def _foreign_reads(
     paths: ModulePaths, items: Sequence[Item], state: ProgramState
 ) -> Iterator[tuple[str, StateEntry]]:
-    """Yield modules that read a tensor of another module, with the tensor."""
+    """Yield each module that reads another module's tensor, with that tensor."""
     wanted = {
         name: state.entries[target]
         for name, target in state.targets.items()
@@ -382,7 +382,7 @@ def _outermost(
     states: Mapping[str, tuple[object, ...]],
     calls: _Calls,
 ) -> tuple[str, str]:
-    """Return the outermost modules around two shared modules that are shared too."""
+    """Return the outermost shared modules around two shared modules."""
     while True:
         outer, _, last = one.rpartition(".")
         other, _, other_last = two.rpartition(".")

@@ -1,9 +1,8 @@
-"""The steps and the state of a program.
+"""Steps and state of a program.
 
-Export wraps nodes that run without gradients or under autocast in an operator with a subgraph.
-The modules called in there belong to the hierarchy, so the subgraph is written as steps between
-an enter and an exit step. Parameters, buffers and constants are shared with the program until one
-side writes.
+Export wraps no_grad and autocast regions in a higher-order operator with a subgraph. Modules
+called there belong to the hierarchy, so the subgraph is flattened to steps between an enter and an
+exit step. Parameters, buffers and constants are shared copy-on-write with the program.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from lowerdeck.torch_base import OwnCopies, bytes_of, storage_identity
 from lowerdeck.unflatten._torch_private import AUTOCAST_REGION, GRAD_MODE_REGION, TRACEPOINT
 
 MODE_REGIONS = {AUTOCAST_REGION: 4, GRAD_MODE_REGION: 1}
-"""From operator to the number of its arguments that describe the mode."""
+"""Number of mode arguments of each mode operator."""
 
 _DTYPE_CHECK = torch.ops.aten._assert_tensor_metadata.default
 
 
 class Role(Enum):
-    """Kind of a step; values cross a region's border also where the mode stays unchanged."""
+    """Kind of a step; border steps exist even where the mode does not change."""
 
     COMPUTE = "compute"
     ENTER = "enter"
@@ -45,11 +44,11 @@ class Role(Enum):
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """One graph of the program, the outermost one or that of a region.
+    """Graph of the program's root or of a region.
 
     Attributes:
         items: The item of each node.
-        computes: Whether it, or a region inside, has a step that computes.
+        computes: Whether it or a nested region has a computing step.
     """
 
     module: GraphModule
@@ -62,7 +61,7 @@ class Item:
     """One step of the program.
 
     Attributes:
-        node: The node; for the borders of a region, the region's operator.
+        node: The node; at a region's borders, the region's operator.
         scope: The graph of the node.
         role: The kind of step.
         inner: For borders, the region's graph.
@@ -81,13 +80,13 @@ def region_arguments(node: Node) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]
 
 
 def flatten_regions(module: GraphModule) -> Iterator[Item]:
-    """Yield the steps of ``module`` in order, including those of mode regions.
+    """Yield the steps of ``module`` in order, with mode regions flattened.
 
-    Export's assertions of dtypes before conversions are left out: eager has none, and they would
-    forbid autocast and ``module.to(dtype)``.
+    Export's dtype assertions before conversions are dropped: eager has none, and they would fail
+    under autocast and after ``module.to(dtype)``.
     """
     outermost = Scope(module)
-    # A stack of iterators, because regions nest.
+    # Stack of iterators for nested regions.
     stack: list[tuple[Scope, Iterator[Node], Item | None]] = [
         (outermost, iter(module.graph.nodes), None)
     ]
@@ -118,7 +117,7 @@ def flatten_regions(module: GraphModule) -> Iterator[Item]:
 def _is_region(node: Any) -> bool:
     if not isinstance(node, Node) or node.op != "call_function":
         return False
-    # By identity: hashing an operator is a call into Python.
+    # By id: hashing an operator calls Python code.
     return node.target is AUTOCAST_REGION or node.target is GRAD_MODE_REGION
 
 
@@ -132,7 +131,7 @@ def _body(node: Node, scope: Scope) -> Scope | None:
 
 
 def unpacks_region(node: Node) -> bool:
-    """Return whether a node takes one value out of a region's operator, or of a tracepoint."""
+    """Return whether a node unpacks a region's operator or a tracepoint."""
     if node.target is not operator.getitem:
         return False
     source = node.args[0]
@@ -147,7 +146,7 @@ def _only_names_a_body(node: Node) -> bool:
 
 
 class StateKind(Enum):
-    """The table of a module that stores a value."""
+    """Module dict that stores a value."""
 
     PARAMETER = "parameter"
     BUFFER = "buffer"
@@ -156,12 +155,12 @@ class StateKind(Enum):
 
 
 class StateEntry(NamedTuple):
-    """One name of the state.
+    """State under one name.
 
     Attributes:
-        kind: The table that stores it.
-        identity: Equal for two names of one tensor.
-        value: The program's own value.
+        kind: Module dict that stores it.
+        identity: Equal for names of one tensor.
+        value: The program's value, not a copy.
     """
 
     name: str
@@ -171,17 +170,17 @@ class StateEntry(NamedTuple):
 
 
 class ProgramState:
-    """The state of a program, by name and by placeholder.
+    """State of a program, by name and by placeholder.
 
     Attributes:
-        entries: Every name of the state, in eager's order within each module.
-        targets: From the name of a placeholder to the name of the state that it reads.
+        entries: All state names, in eager's order within each module.
+        targets: State name of each placeholder name.
     """
 
     def __init__(self, program: ExportedProgram) -> None:
         self.entries: dict[str, StateEntry] = {}
         self._names: dict[object, list[str]] = {}
-        """Names of tensors that may have several."""
+        """Names of tensors that may have several names."""
         self.targets: dict[str, str] = {}
         transient = set()
         for spec in program.graph_signature.input_specs:
@@ -209,7 +208,7 @@ class ProgramState:
         readers = Counter(memories.values())
         for name, (kind, value) in values.items():
             memory = memories[name]
-            # The memory identifies a tensor that shares it with no other.
+            # Memory identifies a tensor that does not share it.
             identity: object = memory
             if memory is None or readers[memory] > 1:
                 identity = tensor_identity(value)
@@ -217,17 +216,17 @@ class ProgramState:
             self.entries[name] = StateEntry(name, kind, identity, value)
 
     def _order_buffers(self, program: ExportedProgram) -> None:
-        """Put buffers in eager's order where the program recorded it.
+        """Sort buffers in eager's order if recorded.
 
-        Non-strict export lifts all buffers in eager's order. Strict export lifts only those that
-        it reads, in the order of the reads.
+        Non-strict export lifts all buffers in eager's order. Strict export lifts only buffers that
+        it reads, in read order.
         """
         buffers = [name for name, entry in self.entries.items() if entry.kind in _BUFFERS]
         if not buffers:
             return
         order = [name for name in program.graph_signature.buffers if name in self.entries]
         saved = program.state_dict
-        # The state dict may list modules in another order.
+        # The state dict may order modules differently.
         in_state_dict, in_signature = (
             sorted((name for name in names if name in saved), key=lambda x: x.rpartition(".")[0])
             for names in (buffers, order)
@@ -238,33 +237,33 @@ class ProgramState:
             self.entries[name] = self.entries.pop(name)
 
     def names_of(self, placeholder: str) -> list[str]:
-        """Return every name of the state that a placeholder reads, its own name first."""
+        """Return all names of a placeholder's state, its own name first."""
         return self.aliases(self.targets[placeholder])
 
     def aliases(self, target: str) -> list[str]:
-        """Return every name of the tensor that ``target`` names, ``target`` first."""
+        """Return all names of the tensor ``target``, ``target`` first."""
         entry = self.entries.get(target)
         if entry is None:
             return [target]
         return [target, *(name for name in self._names.get(entry.identity, ()) if name != target)]
 
     def has_aliases(self) -> bool:
-        """Return whether any tensor has two names."""
+        """Return whether any tensor has several names."""
         return any(len(names) > 1 for names in self._names.values())
 
     def add_name(self, name: str, entry: StateEntry) -> None:
-        """Add a further name of the tensor of ``entry``."""
+        """Add another name for the tensor of ``entry``."""
         self.entries[name] = entry._replace(name=name)
         self._names.setdefault(entry.identity, [entry.name]).append(name)
 
     def rename(self, placeholder: str, name: str) -> None:
-        """Make ``placeholder`` read the state ``name``, and drop what it read before."""
+        """Make ``placeholder`` read the state ``name``, and drop its previous target."""
         entry = self.entries.pop(self.targets[placeholder])
         self._names.get(entry.identity, [entry.name]).remove(entry.name)
         self.targets[placeholder] = name
 
     def copies(self) -> Iterator[tuple[StateEntry, Any]]:
-        """Yield each entry with a lazily copied value; names of one tensor get one object."""
+        """Yield each entry with a copy-on-write value; names of one tensor share one object."""
         copies = OwnCopies(entry.value for entry in self.entries.values())
         by_identity: dict[object, Any] = {}
         for entry in self.entries.values():
@@ -273,7 +272,7 @@ class ProgramState:
             yield entry, by_identity[entry.identity]
 
 
-# Tuples: the hash of an enumeration is a call into Python.
+# Tuples: hashing an enum calls Python code.
 _BUFFERS = (StateKind.BUFFER, StateKind.TRANSIENT_BUFFER)
 _STATE_KINDS = (
     InputKind.PARAMETER,
@@ -284,9 +283,9 @@ _STATE_KINDS = (
 
 
 def tensor_identity(value: Any) -> object:
-    """Return a key that is equal for two views that read the same memory alike.
+    """Return a key, equal for views with the same memory and layout.
 
-    A loaded program has two objects where the saved one had one tensor under two names.
+    Loading creates two objects for one tensor saved under two names.
     """
     memory = _memory(value)
     if memory is None:
@@ -301,13 +300,13 @@ def tensor_identity(value: Any) -> object:
         value.is_neg(),
         value.requires_grad,
         isinstance(value, torch.nn.Parameter),
-        # Tensors without elements share a null pointer, not memory.
+        # Empty tensors share a null pointer, not memory.
         id(value) if not value.numel() else None,
     )
 
 
 def _memory(value: Any) -> int | None:
-    """Return the identity of a plain tensor's memory, or None for any other value."""
+    """Return a key of a plain tensor's storage, or None for other values."""
     if type(value) not in _PLAIN or value.layout is not torch.strided or value.is_quantized:
         return None
     try:
@@ -322,10 +321,10 @@ _COPIES = {torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.clone.default}
 
 
 def share_lifted_constants(program: ExportedProgram, state: ProgramState) -> None:
-    """Merge equal constants of a module that its code only copies, such as ``torch.tensor(0.5)``.
+    """Merge a module's equal constants that are only copied, such as ``torch.tensor(0.5)``.
 
-    Export lifts one constant for every call. Two calls with equal constants are one
-    specialization only if they read the same one.
+    Export lifts a constant per call. Calls share a specialization only if they read the same
+    constant.
     """
     if not program.constants:
         return
