@@ -19,7 +19,6 @@ from lowered_helpers import (
     delegates,
     everything,
     install,
-    lowerdeck,
 )
 from torch import nn
 
@@ -179,29 +178,3 @@ def test_a_program_without_example_inputs_cannot_be_measured() -> None:
     program.example_inputs = None
     with pytest.raises(LoweringError, match="no example inputs"):
         lower_fastest(program, [])
-
-
-def test_the_command_prints_each_trial_and_a_table(
-    choose: Runtime,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seconds = {"": 0.02, A: 0.001, B: 0.0017}
-    torch.manual_seed(0)
-    choose(Steps(), seconds, backends=[])
-    (tmp_path / "steps_model.py").write_text(
-        "import torch\nfrom test_choosing import Steps\n\ndef example():\n"
-        "    torch.manual_seed(0)\n    return Steps(), (torch.ones(2, 4),)\n"
-    )
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    monkeypatch.chdir(tmp_path)
-    assert lowerdeck("lower", "steps_model:example", "--auto", "-o", os.devnull) == 0
-    shown = capsys.readouterr()
-    assert f"  2 of 3: {A}: right, took" in shown.err
-    table = shown.out.partition("milliseconds a call, in the official ExecuTorch runtime")[2]
-    lines = [line for line in table.splitlines() if " ms " in line]
-    assert lines[0].startswith(f"* {A} ")
-    assert "  no backend" in lines[-1]
-    # All columns are as wide as the longest name needs.
-    assert len({line.index(" ms ") for line in lines}) == 1

@@ -136,22 +136,6 @@ def test_marks_of_preserved_calls_give_what_they_pass_on() -> None:
     torch.testing.assert_close(made.module()(x), program.module()(x), rtol=0, atol=0)
 
 
-def test_results_that_a_region_passes_through_or_gives_twice_are_named_by_the_signature() -> None:
-    def forward(x: Tensor, y: Tensor) -> Any:
-        with _off():
-            z = x + y
-            return z, y, z
-
-    inputs = (torch.randn(2), torch.randn(2))
-    program = export(Of(forward), inputs)
-    made = remove_noop_mode_regions(program)
-    outputs: Any = made.graph.output_node().args[0]
-    names = [spec.arg.name for spec in made.graph_signature.output_specs]
-    assert names == [node.name for node in outputs]
-    for found, expected in zip(made.module()(*inputs), forward(*inputs), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
 class Varying(nn.Module):
     """Sizes that vary are read, computed with and passed on, in regions and out of them."""
 

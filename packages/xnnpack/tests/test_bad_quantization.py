@@ -23,11 +23,10 @@ from quantized_cases import (  # type: ignore[import-not-found]
     Step,
     by_row,
     by_tensor,
-    qd,
 )
 from torch import nn
 from torch.export import ExportedProgram
-from xnnpack_lowering import delegates, lower  # type: ignore[import-not-found]
+from xnnpack_lowering import lower  # type: ignore[import-not-found]
 
 from lowerdeck.lowered_module import LoweringError, PreprocessError, SignatureError, to_backend
 from lowerdeck.torch_base import arguments_of
@@ -120,15 +119,6 @@ def test_a_scale_of_a_channel_that_is_none_is_one_error_with_the_node(scale: flo
         lower(Function(Step(scale).quantize), (torch.ones(2),))
 
 
-def test_two_scales_of_one_tensor_are_one_error_with_the_node() -> None:
-    def net(x: Tensor) -> Any:
-        stored = IN.quantize(x)
-        return IN.dequantize(stored) + OUT.dequantize(stored)
-
-    with pytest.raises(QuantizationError, match="with another scale or zero point"):
-        lower(Function(net), (torch.ones(2),))
-
-
 @pytest.mark.parametrize(
     ("group", "name", "value", "message"),
     [
@@ -164,31 +154,6 @@ def test_integers_beyond_half_a_byte_are_refused(
     assert "whose limits say that they are of 4 bits" in said
     assert str(wrong) in said
     assert "dequantize" in said
-
-
-def test_rows_that_are_read_by_other_scales_than_they_were_made_by_are_left() -> None:
-    def net(x: Tensor, w: Any) -> Tensor:
-        scale, zero = qd.choose_qparams_per_token_asymmetric(x, torch.int8)
-        other, _ = qd.choose_qparams_per_token_asymmetric(x * 2, torch.int8)
-        stored = qd.quantize_per_token(x, scale, zero, -128, 127, torch.int8)
-        limits = (-128, 127, torch.int8, torch.float32)
-        return F.linear(qd.dequantize_per_token(stored, other, zero, *limits), w())
-
-    partitioner = XnnpackPartitioner()
-    lowered = lower(Function(net, IntegerWeight(32, 64)), ROWS, partitioner)
-    assert not delegates(lowered) or partitioner.refused
-    assert "not the one that quantize_per_token quantised with" in str(partitioner.refused)
-
-
-def test_integers_that_are_given_at_run_time_are_left_with_a_reason() -> None:
-    def net(x: Tensor, integers: Tensor, scales: Tensor) -> Tensor:
-        weight = qd.dequantize_per_channel(integers, scales, None, 0, -127, 127, torch.int8)
-        return F.linear(x, weight)
-
-    partitioner = XnnpackPartitioner()
-    inputs = (*ROWS, torch.ones(32, 64, dtype=torch.int8), torch.ones(32))
-    lower(Function(net), inputs, partitioner)
-    assert "its integers are not constant" in partitioner.refused["dequantize_per_channel"]
 
 
 @pytest.mark.parametrize(
