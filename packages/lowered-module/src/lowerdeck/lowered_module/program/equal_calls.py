@@ -1,7 +1,7 @@
-"""Merge equal calls on dynamic sizes.
+"""Common subexpression elimination for programs with dynamic sizes.
 
-transformers computes positions, masks and biases again for each layer. With static sizes these
-are constants; with dynamic ones a file would compute all of them.
+transformers computes positions, masks and biases in each layer. With static sizes they are
+constants; with dynamic sizes each layer would compute them at run time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lowerdeck.torch_base import OpOverload, schema_of, varies, writes_in_place
 
 
 def with_merged_calls(program: ExportedProgram) -> ExportedProgram:
-    """Return a program without equal calls, if its sizes are dynamic.
+    """Return a program with equal calls merged, if it has dynamic sizes.
 
     Args:
         program: A functional program; not changed, and returned itself if no calls are equal.
@@ -67,7 +67,7 @@ def _key(node: Node) -> Any:
 
 
 _OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
-"""Arguments of which the result shows all that matters in a file: the dtype."""
+"""Arguments that affect only the dtype of the result, which is compared itself."""
 
 
 def _frozen(argument: Any) -> Any:

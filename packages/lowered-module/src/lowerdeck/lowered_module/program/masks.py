@@ -1,10 +1,10 @@
 """Simplify masks and biases of attention.
 
-transformers computes a mask with a row for each query, by gathers at all positions and
-comparisons of positions: with 0, or with their neighbours, to find where packed sequences begin.
-With dynamic sizes it is not a constant, so each call would compute it in kernels outside of the
-delegate. Attention broadcasts its mask instead. Attention with a finite bias is decomposed,
-because no row can be masked completely.
+transformers builds a full mask, a row for each query, from ``arange`` positions: it gathers an
+attention mask at all positions, and compares positions with 0 or with their neighbours to find
+packed sequences. With dynamic sizes this is computed by portable kernels at each call. So we fold
+what is constant for every size, and leave repeated rows to broadcasting. Attention with a bias
+that is never -inf is decomposed to products and a softmax, which XNNPACK computes.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _ELEMENTWISE = {
     **dict.fromkeys(_AND, operator.and_),
     **dict.fromkeys(_COMPARISONS, operator.sub),
 }
-"""The function of two numbers that decides a result."""
+"""The function of two operands that a result depends on: the difference, for comparisons."""
 SAME_NUMBERS = (
     *(_aten.to.dtype, _aten.to.device, _aten.to.dtype_layout, _aten._to_copy.default),
     *(_aten.clone.default, _aten.contiguous.default, _aten.alias.default, _aten.slice.Tensor),
 )
-"""Operators that change no number where the sizes and the dtype stay."""
+"""Operators that are no-ops if sizes and dtype do not change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,20 @@ class Line:
 
 
 _MOST = 1 << 31
-"""Larger numbers, times a size, might wrap."""
+"""Larger numbers, times a size, might overflow int64."""
 _FINITE = "finite"
 """Marks a tensor without infinities and NaN."""
 _MOST_BYTES = 1 << 20
-"""Largest table that is read for it."""
+"""Largest constant that is checked for infinities."""
 _LOWEST = -1e30
-"""Numbers below make any sum with finite scores invisible to a softmax."""
+"""Smaller numbers, added to a score, mask it."""
 
 
 def with_short_masks(program: ExportedProgram) -> ExportedProgram:
     """Return a program whose attention masks have no repeated rows.
 
-    A gather at all positions becomes a view; parts of a mask that are True everywhere, and its
-    expansion, are removed. Attention with a bias from a table becomes products and a softmax.
+    A gather at all positions becomes a view; operands that are True everywhere, and expansions,
+    are removed. Attention with a bias from a table becomes products and a softmax.
 
     Args:
         program: A functional program; not changed, and returned itself if it has no such mask.
@@ -156,8 +156,8 @@ def write_out(node: Node, mask: Node | None, facts: Mapping[Any, Any]) -> bool:
     """Replace attention by products and a softmax; return whether its form is supported.
 
     Args:
-        mask: A finite one, or None.
-        facts: Facts about nodes.
+        mask: A mask without infinities, or None.
+        facts: What is known of nodes: a ``Line`` or ``_FINITE``.
     """
     args = arguments_of(node)
     query, key, value = (args[name] for name in ("query", "key", "value"))
@@ -204,10 +204,7 @@ def _number(value: Any) -> Any:
 
 
 def erase_unread(graph: Graph, unread: list[Node]) -> None:
-    """Erase nodes that only metadata checks read, and the nodes that only they read.
-
-    Otherwise the program would have to compute them.
-    """
+    """Erase nodes that only metadata checks read, and the nodes that only they read."""
     erased: set[Node] = set()
     while unread:
         node = unread.pop()
@@ -236,9 +233,10 @@ def known_of(node: Node, facts: Mapping[Any, Any]) -> Any:
     if dtype is torch.bool and (line.step or line.first not in (0, 1)):
         return None
     wide = _wide(node)
-    is_base = line.base is None and not set(wide) - {line.axis}
+    base = line.base if line.base and line.base.meta["val"].dtype == dtype else None
+    is_base = base is None and not set(wide) - {line.axis}
     step = line.step if line.axis in wide else 0
-    return replace(line, step=step, base=node if is_base else line.base)
+    return replace(line, step=step, base=node if is_base else base)
 
 
 def _line_of(node: Node, facts: Mapping[Any, Any]) -> Line | None:

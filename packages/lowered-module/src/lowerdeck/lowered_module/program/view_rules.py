@@ -1,7 +1,8 @@
-"""Rules for moving a view that merges dimensions behind an operator.
+"""For each operator: may a view before it that merges dimensions be moved after it, and how.
 
-Parts are, for each dimension, the sizes that the view merges into it. A rule returns the operator
-on unmerged dimensions, and the parts of its result.
+``late_views`` moves such views towards the outputs, since XNNPACK's reshape infers one size only.
+A rule gets the node and its *parts*: for each dimension of its input, the sizes that the view
+merges into it. It returns the call on the unmerged tensor, and the parts of the result.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from lowerdeck.torch_base import arguments_of, varies
 
 _aten = torch.ops.aten
 Call: TypeAlias = tuple[Any, dict[str, Any], Parts]
-"""The operator to call of a tensor in parts, arguments of other dimensions, the result's parts."""
+"""The operator, its arguments that differ on the unmerged tensor, and the parts of its result."""
 Rule: TypeAlias = Callable[[Node, Parts], Call | None]
-"""Returns how to compute a node of its first argument in parts; None if it needs the whole."""
+"""Returns the call on a node's unmerged first argument, or None if it needs the merged one."""
 
 
 def _same(node: Node, parts: Parts) -> Call | None:
@@ -59,7 +60,7 @@ def _channels(node: Node, parts: Parts) -> Call | None:
 
 
 def _along(node: Node, parts: Parts) -> Call | None:
-    """Apply an operator that changes the size of one dimension."""
+    """Rule of operators that change the size of one dimension."""
     shape = shape_of(node)
     axis = int(arguments_of(node).get("dim", -1)) % len(shape)
     place = only_part(parts[axis])
@@ -71,7 +72,7 @@ def _along(node: Node, parts: Parts) -> Call | None:
 
 
 def _within(node: Node, parts: Parts) -> Call | None:
-    """Apply an operator to each row of one dimension."""
+    """Rule of operators that compute along one dimension."""
     axis = int(arguments_of(node)["dim"]) % len(parts)
     dim = len(flat_sizes(parts[:axis]))
     return (node.target, {"dim": dim}, parts) if len(parts[axis]) == 1 else None
