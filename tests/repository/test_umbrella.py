@@ -38,9 +38,3 @@ def test_its_bounds_take_the_version_that_is_here_and_no_break(requirement):
     version = workspace.project(_package(requirement))["version"]
     major, minor, _ = workspace.version_numbers(version)
     assert requirement.endswith(f">={version},<{major}.{minor + 1}")
-
-
-@pytest.mark.parametrize("key", ["requires-python", "license", "authors"])
-def test_it_says_of_itself_what_the_packages_say(key):
-    assert TABLE[key] == workspace.project("serializer")[key]
-    assert (FOLDER / "LICENSE").read_text() == (FOLDER.parent / "LICENSE").read_text()

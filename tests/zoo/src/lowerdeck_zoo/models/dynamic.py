@@ -100,6 +100,12 @@ PROGRAMS = (
         (({0: _BATCH},),),
     ),
     Program(
+        "dynamic_running_extremes",  # GroundingDino
+        lambda: Of(lambda x: (*x.cummax(0), *x.cummin(1), *x.long().cummax(0))),
+        _batches(5),
+        (({0: _BATCH},),),
+    ),
+    Program(
         "dynamic_tubelets",
         _Tubelets,
         lambda: [(torch.randn(2, frames, 3, 8, 8),) for frames in (4, 6, 9)],

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from lowerdeck.torch_base import OpOverload
+from lowerdeck.emitter.decompositions.quirks import RANGES
+from lowerdeck.torch_base import OpOverload, size_range, varies
 
 _ATEN = torch.ops.aten
 Joined = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -33,7 +34,7 @@ def running_log_sum(self: torch.Tensor, dim: int) -> Any:
     """Return ``logcumsumexp``.
 
     Args:
-        dim: The dimension that is gone along.
+        dim: The dimension of the scan.
     """
     sums = _doubled([self], dim, lambda before, now: [torch.logaddexp(before[0], now[0])])
     return sums if sums is NotImplemented else sums[0]
@@ -43,7 +44,7 @@ def running_maximum(self: torch.Tensor, dim: int) -> Any:
     """Return ``cummax``.
 
     Args:
-        dim: The dimension that is gone along.
+        dim: The dimension of the scan.
     """
     return _extremes(self, dim, torch.ge)
 
@@ -52,7 +53,7 @@ def running_minimum(self: torch.Tensor, dim: int) -> Any:
     """Return ``cummin``.
 
     Args:
-        dim: The dimension that is gone along.
+        dim: The dimension of the scan.
     """
     return _extremes(self, dim, torch.le)
 
@@ -73,7 +74,28 @@ def _extremes(self: torch.Tensor, dim: int, beats: Callable[..., torch.Tensor]) 
     shape = [1] * self.dim()
     shape[dim] = -1
     indices = torch.arange(self.size(dim)).reshape(shape).expand(self.shape)
+    if varies(self.size(dim)):
+        return _dynamically_doubled([self, indices], dim, join)
     return _doubled([self, indices], dim, join)
+
+
+def _dynamically_doubled(values: Sequence[torch.Tensor], dim: int, join: Joined) -> Any:
+    """Return the scan along a dynamic size with an idempotent operation.
+
+    An element without a predecessor at the distance is joined with the first one, which its result
+    includes already.
+    """
+    size = values[0].size(dim)
+    most = size_range(size, RANGES.get())[1]
+    if most is None:
+        return NotImplemented
+    distance = 1
+    axes: list[Any] = [slice(None)] * (dim % values[0].dim())
+    while distance < most:
+        before = (torch.arange(size) - distance).clamp(min=0)
+        values = join([value[*axes, before] for value in values], values)
+        distance *= 2
+    return values
 
 
 def _doubled(values: list[torch.Tensor], dim: int, join: Joined) -> Any:
