@@ -100,8 +100,8 @@ PROGRAMS = (
         (({0: _BATCH},),),
     ),
     Program(
-        "dynamic_running_extremes",  # GroundingDino
-        lambda: Of(lambda x: (*x.cummax(0), *x.cummin(1), *x.long().cummax(0))),
+        "dynamic_extremes_and_gather",  # GroundingDino
+        lambda: Of(lambda x: (*x.cummax(0), x[:, 0][(torch.arange(x.shape[0]) < 0).long()])),
         _batches(5),
         (({0: _BATCH},),),
     ),

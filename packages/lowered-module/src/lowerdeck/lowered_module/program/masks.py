@@ -45,6 +45,7 @@ _ELEMENTWISE = {
     _aten.add.Tensor: operator.add,
     _aten.sub.Tensor: operator.sub,
     **dict.fromkeys(_AND, operator.and_),
+    _aten.logical_and.default: lambda first, other: int(bool(first) and bool(other)),
     **dict.fromkeys(_COMPARISONS, operator.sub),
 }
 """The function of two operands that a result depends on: the difference, for comparisons."""
@@ -341,7 +342,10 @@ def _becomes_view(node: Node, facts: dict[Node, Any]) -> bool:
     axes, counts = [], []
     for index in indices:
         line = facts.get(index)
-        if not isinstance(line, Line) or line.first or set(_wide(index)) - {line.axis}:
+        if not isinstance(line, Line) or line.first:
+            return False
+        # A repeated constant would have to be expanded.
+        if set(_wide(index)) - ({line.axis} if line.step else set()):
             return False
         counts.append(1)
         if line.step:
