@@ -371,8 +371,8 @@ def test_errors_of_regions_change_nothing() -> None:
     before, sin = snapshot(gm), [n["sin"]]
 
     for regions, error, message in (
-        ([Region("p", sin, inputs=sin)], RegionError, "not a node outside"),
-        ([Region("p", sin, outputs=[n["x"]])], RegionError, "not a node inside"),
+        ([Region("p", sin, inputs=sin)], RegionError, "not an outer node"),
+        ([Region("p", sin, outputs=[n["x"]])], RegionError, "not an inner node"),
         ([Region("p", sin), Region("p", [n["neg"]])], RegionError, "sibling"),
     ):
         with pytest.raises(error, match=message):
@@ -388,7 +388,7 @@ def test_an_inner_name_must_be_free_in_the_new_parent() -> None:
     gm = GraphModule(with_buffer(), graph)
     before = snapshot(gm)
     for name in ("c", "forward", "type"):
-        with pytest.raises(RegionError, match="next to an attribute"):
+        with pytest.raises(RegionError, match="existing attribute of its parent"):
             outline(gm, [Region("outer", [read], children=[Region(name, [sin])])])
     with pytest.raises(RegionError, match="leads through 'c'"):
         outline(gm, [Region("c.inner", [sin])])

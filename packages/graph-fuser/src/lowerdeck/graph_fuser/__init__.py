@@ -15,14 +15,13 @@ Hierarchies (groups in groups) go through ``outline``, on which everything else 
     outlined = outline(gm, [outer])
     outlined[inner].module       # a GraphModule, called by outlined[outer].module
     outlined[inner].call_node    # the call_module node in that module's graph
-    outlined[inner].inputs       # the outer nodes, as the graph was, that are passed
-    outlined[inner].outputs      # the inner nodes, as the graph was, that are returned
-    outlined[inner].node_map     # from old nodes to the nodes of the new graph
+    outlined[inner].inputs # the original outer nodes passed as arguments
+    outlined[inner].outputs # the original inner nodes returned
+    outlined[inner].node_map # from original nodes to their copies
 
-``plan_outline`` returns all of this before anything is built, and builds graphs region by region.
+``plan_outline`` computes boundaries and orders without building modules, or builds single graphs.
 
-Code of changed and of new modules is generated at its first use, once; ``generate_code`` does it
-now.
+Code of changed and new modules is generated at first use, or immediately by ``generate_code``.
 """
 
 from lowerdeck.graph_fuser._torch_private import generate_code

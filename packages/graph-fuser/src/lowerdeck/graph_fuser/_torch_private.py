@@ -1,4 +1,4 @@
-"""Every use that this package makes of what is private in torch; each has its test."""
+"""Uses of private torch APIs; each has a test."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lowerdeck.torch_base import LazyGraphModule
 
 
 class _DeferredGraphModule(LazyGraphModule):  # type: ignore[misc,valid-type]
-    """torch's lazy graph module, in a form that compilers can trace.
+    """Lazy graph module that dynamo can trace.
 
-    dynamo refuses to trace torch's ``_lazy_forward``. Here it runs ``real_recompile`` as it is
-    and goes on with the new code.
+    dynamo refuses to trace torch's ``_lazy_forward``. This class runs ``real_recompile`` untraced
+    and traces the generated ``forward``.
     """
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -30,29 +30,29 @@ class _DeferredGraphModule(LazyGraphModule):  # type: ignore[misc,valid-type]
 
 
 def lazy_graph_module(class_name: str, graph: Graph) -> GraphModule:
-    """Return a graph module around ``graph`` that generates its code at its first use.
+    """Return a graph module of ``graph`` whose code is generated at first use.
 
     Args:
-        class_name: Name of its class.
-        graph: The graph; what it reads is to be installed in the module afterwards.
+        class_name: Class name of the module.
+        graph: The graph; the caller installs the attributes that it reads.
     """
-    # Around an empty graph, as the constructor looks for all that the graph reads.
+    # Start with an empty graph: the constructor requires every attribute that the graph reads.
     module: GraphModule = _DeferredGraphModule({}, Graph(), class_name)
     module.graph = graph
     return module
 
 
 def replace_hooks(module: torch.nn.Module | None) -> Sequence[Callable[..., object]]:
-    """Return the hooks to call, as ``hook(old, new name, user)``, for each input replaced."""
+    """Return the ``hook(old, new name, user)`` callbacks for replaced node inputs."""
     hooks: Sequence[Callable[..., object]] = getattr(module, "_replace_hooks", ())
     return hooks
 
 
 def defer_code(module: GraphModule) -> None:
-    """Mark the code of ``module`` as stale: it is generated again at its next use, once.
+    """Mark the code of ``module`` as stale, to be regenerated at its next use.
 
-    torch gives each graph module its own class to carry its ``forward``; a lazy one replaces
-    it. Subclasses of ``GraphModule`` keep theirs, and get their code at once.
+    Replaces torch's per-instance class by a lazy one. Subclasses of ``GraphModule`` keep their
+    class and are recompiled immediately.
 
     Args:
         module: A graph module whose graph was edited.
@@ -65,7 +65,7 @@ def defer_code(module: GraphModule) -> None:
 
 
 def generate_code(module: torch.nn.Module) -> None:
-    """Generate the code of ``module`` and of every graph module in it, where that is still due."""
+    """Generate the stale code of ``module`` and all its nested graph modules."""
     for inner in module.modules():
         if isinstance(inner, LazyGraphModule):
             inner.real_recompile()  # type: ignore[operator]

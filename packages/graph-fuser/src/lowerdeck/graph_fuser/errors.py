@@ -1,4 +1,4 @@
-"""The errors that this package raises."""
+"""Exceptions of this package."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ if TYPE_CHECKING:
 
 
 class GraphFuserError(Exception):
-    """Base of every error that ``lowerdeck.graph_fuser`` raises on purpose."""
+    """Base class of the exceptions of ``lowerdeck.graph_fuser``."""
 
 
 class RegionError(GraphFuserError, ValueError):
-    """Nodes cannot be outlined, inlined, erased or partitioned as asked; the message says why."""
+    """Nodes cannot be outlined, inlined, erased or partitioned; the message gives the reason."""
 
 
 class CycleError(RegionError, RuntimeError):
-    """Outlining would make a graph that depends on itself, or a graph does already.
+    """A graph has a dependency cycle, or outlining would create one.
 
-    A ``RuntimeError`` too: that is what torch's ``legalize_graph`` raises, so that code written
-    for it catches this one.
+    Also a ``RuntimeError``, for callers that catch the one of torch's ``legalize_graph``.
 
     Attributes:
-        path: The offending path, node by node. It starts and ends in the same region. Two
-            neighbours are either an edge of the graph or two nodes of one region, which the
-            submodule would tie together.
-        regions: For each node of ``path`` the name of its region, or None where it is in none.
+        path: Nodes of the cycle; the first and last are in the same region. Neighbours are joined
+            by a graph edge or are nodes of one region.
+        regions: Region name of each node in ``path``, or None.
     """
 
     def __init__(

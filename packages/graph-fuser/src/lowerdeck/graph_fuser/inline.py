@@ -1,4 +1,4 @@
-"""Replace a call by the graph that it calls: the inverse of fusing."""
+"""Inline submodule calls: the inverse of fusion."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from lowerdeck.torch_base import attribute_of
 
 
 def inline_submodule(gm: GraphModule, call_node: Node) -> dict[Node, Node]:
-    """Put the nodes of a called submodule in place of ``call_node``; return where each went.
+    """Inline the submodule called by ``call_node``; return a map to the copied nodes.
 
-    The inverse of fusing: fuse, then inline, and the graph computes the same with the same nodes,
-    in the same order where the fused nodes were together. Attributes keep their names where the
-    parent has the same object under the same name; otherwise they are read through the submodule,
-    which then stays installed.
+    Inverse of fusion: fusing and then inlining restores the same nodes, in the same order if the
+    fused nodes were contiguous. Attributes keep their names if the parent has the same object
+    under the same name; otherwise they are read through the submodule, which stays installed.
 
     Args:
-        gm: The graph module, changed in place; its code is generated again at its next use.
+        gm: The graph module, changed in place; its code is regenerated at its next use.
         call_node: A ``call_module`` node of ``gm`` that calls a graph module.
 
     Returns:
-        From each computing node of the submodule's graph to its copy in ``gm``.
+        From each computing node of the submodule to its copy in ``gm``.
 
     Raises:
-        RegionError: The node is not in this graph, calls no graph module, or passes other
-            arguments than that takes. ``gm`` is as before.
+        RegionError: The node is not in this graph, calls no graph module, or has mismatched
+            arguments. ``gm`` is unchanged.
 
     Example:
         >>> import torch
@@ -79,7 +78,7 @@ def _callee(gm: GraphModule, call_node: Node) -> GraphModule:
 
 
 def _arguments(inner: GraphModule, call_node: Node) -> dict[Node, Any]:
-    """Return what is passed for each placeholder."""
+    """Return the argument of each placeholder."""
     placeholders = {str(node.target): node for node in inner.graph.find_nodes(op="placeholder")}
     passed = {**dict(zip(placeholders, call_node.args, strict=False)), **call_node.kwargs}
     count = len(call_node.args) + len(call_node.kwargs)
@@ -93,16 +92,16 @@ def _arguments(inner: GraphModule, call_node: Node) -> dict[Node, Any]:
 
 
 def _target(gm: GraphModule, inner: GraphModule, path: str, name: str) -> str:
-    """Return the parent's name of an attribute of the submodule."""
-    # What the parent holds itself, as fusing leaves it, is read there: a path through the
-    # submodule would keep the submodule, though nothing calls it any more.
+    """Return the attribute path, from the parent, of a submodule's attribute."""
+    # Prefer the parent's own attribute: a path through the submodule would keep the uncalled
+    # submodule installed.
     if attribute_of(gm, name) is attribute_of(inner, name):
         return name
     return f"{path}.{name}"
 
 
 def _replace(node: Node, value: Any) -> None:
-    """Let the readers of ``node`` read ``value``, which may hold constants."""
+    """Replace all uses of ``node`` by ``value``, which may contain constants."""
     if isinstance(value, Node):
         node.replace_all_uses_with(value)
         return
@@ -112,7 +111,7 @@ def _replace(node: Node, value: Any) -> None:
 
 
 def _remove_unused(gm: GraphModule, path: str) -> None:
-    """Delete the submodule unless the graph still reads it or something in it."""
+    """Delete the submodule unless the graph still uses it or its attributes."""
     used = (
         f"{node.target}.".startswith(f"{path}.")
         for op in ("get_attr", "call_module")

@@ -1,4 +1,4 @@
-"""Regions: nodes that become submodules, as a tree over one graph."""
+"""Trees of regions: nodes to be outlined into submodules."""
 
 from __future__ import annotations
 
@@ -10,29 +10,27 @@ from torch.fx import Graph, Node
 from lowerdeck.graph_fuser.errors import RegionError
 
 ROOT = 0
-"""Index of the implicit outermost region: every node that no region names."""
+"""Index of the implicit root region, which has all remaining nodes."""
 
 _NO_CHILDREN: list[int] = []
-"""The children of all regions without any: one list, for most regions of a model are such."""
+"""Shared empty list of children: most regions have none."""
 
 
-# Not frozen, which makes the creation four times as long.
+# Not frozen: frozen instances take four times as long to create.
 @dataclass(slots=True, eq=False)
 class Region:
-    """Nodes that become one submodule, and the regions nested in it.
+    """Nodes to outline into one submodule, and nested regions.
 
-    Regions are compared by identity, so that they serve as keys of the result.
+    Compared by identity, as regions are keys of the result.
 
     Attributes:
-        name: Attribute of the parent's module under which the submodule is installed; it may be a
-            dotted path. Siblings need different names.
-        nodes: The nodes that are directly in this region, in any order; those of ``children``
-            are not repeated here.
-        children: The regions that this one calls.
-        always_return_tuple: Return a tuple even for one output (the default returns it bare).
-        inputs: Outer nodes to take first and in this order, whether read inside or not; what else
-            is read follows. Use it to hold a signature still.
-        outputs: Inner nodes to return first and in this order, whether read outside or not.
+        name: Attribute path of the submodule in its parent module; unique among siblings.
+        nodes: Direct nodes in any order, without those of ``children``.
+        children: Nested regions.
+        always_return_tuple: Return a tuple even for a single output.
+        inputs: Outer nodes to pass first in this order, even if unused; other inputs follow. Fixes
+            the signature.
+        outputs: Inner nodes to return first in this order, even if unused outside.
     """
 
     name: str
@@ -45,18 +43,17 @@ class Region:
 
 @dataclass(slots=True)
 class RegionTree:
-    """A tree of regions, flattened in preorder; index 0 is the implicit root.
+    """Region tree, flattened in preorder; index 0 is the implicit root.
 
     Attributes:
-        regions: The regions; the first entry, None, is the root.
+        regions: The regions; the root is None.
         parent: Index of each region's parent; -1 for the root.
-        depth: Number of regions around each.
+        depth: Nesting depth of each region.
         children: Indices of each region's children.
-        region_of: The region that directly holds a node, in the graph's order; nodes of the root
-            are absent.
-        position: The index of each in ``nodes``.
-        members: The direct nodes of each region in the graph's order; empty for the root.
-        first: The smallest position of any node in or under each region.
+        region_of: Innermost region of each node, in graph order; nodes of the root are absent.
+        position: Index of each node in the graph.
+        members: Direct nodes of each region in graph order; empty for the root.
+        first: Least position of any node in each region's subtree.
     """
 
     regions: list[Region | None]
@@ -76,14 +73,14 @@ class RegionTree:
 
 
 def region_tree(graph: Graph, regions: Sequence[Region]) -> RegionTree:
-    """Return the checked, flattened tree of ``regions``.
+    """Return the validated, flattened tree of ``regions``.
 
     Args:
         graph: The graph whose nodes the regions name.
 
     Raises:
-        RegionError: A region is empty, or names a node that is foreign, erased, repeated, in
-            another region too, a placeholder or the output.
+        RegionError: A region is empty, or has a node that is foreign, erased, repeated, in another
+            region, a placeholder or the output.
     """
     nodes = list(graph.nodes)
     tree = RegionTree(
@@ -105,7 +102,7 @@ def region_tree(graph: Graph, regions: Sequence[Region]) -> RegionTree:
 
 
 def _preorder(regions: Sequence[Region]) -> Iterator[tuple[Region, int]]:
-    # An explicit stack: a model 300 modules deep must not meet the recursion limit.
+    # Explicit stack: a model 300 modules deep must not hit the recursion limit.
     stack = [(region, ROOT) for region in reversed(regions)]
     count = 0
     while stack:
@@ -137,16 +134,16 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
             raise _stranger(node, graph, region.name)
         if node.op in {"placeholder", "output"}:
             raise RegionError(
-                f"Region {region.name!r} names {node.name!r}, a {node.op} node; only nodes that "
-                "compute may be outlined. Remove it from the list."
+                f"Region {region.name!r} names {node.name!r}, a {node.op} node; only computing "
+                "nodes can be outlined. Remove it from the list."
             )
         other = region_of.setdefault(node, index)
         if other != index:
             raise RegionError(
                 f"Node {node.name!r} is in regions {tree.name(other)!r} and {region.name!r}; "
-                "a node may be in one only."
+                "a node may be in only one region."
             )
-    # ``setdefault`` above does not notice a node that the same region names twice.
+    # ``setdefault`` does not detect a node that one region has twice.
     if len(region_of) - claimed < len(region.nodes):
         twice = next(node for node in region.nodes if list(region.nodes).count(node) > 1)
         raise RegionError(
@@ -163,7 +160,7 @@ def _stranger(node: object, graph: Graph, name: str) -> RegionError:
     if node.graph is graph:
         return RegionError(
             f"Region {name!r} names {node.name!r}, which was erased from the graph; expected "
-            "nodes that are still in it. Collect the list again after edits."
+            "nodes of the graph. Collect the list after all edits."
         )
     return RegionError(
         f"Region {name!r} names {node.name!r}, which belongs to another graph; expected nodes of "
@@ -177,8 +174,7 @@ def _order_members(tree: RegionTree) -> None:
     tree.region_of = {node: region_of[node] for node in tree.nodes if node in region_of}
     for node, index in tree.region_of.items():
         tree.members[index].append(node)
-    # Children come after their parents in preorder, so that from the back each has its answer
-    # before it is handed to its parent.
+    # Reverse preorder: each region is complete before its parent is updated.
     far = len(position)
     tree.first = [far] * len(tree.regions)
     for index in range(len(tree.regions) - 1, 0, -1):

@@ -1,4 +1,4 @@
-"""Orders in which nodes may run, and what a moved node keeps."""
+"""Topological orders and metadata of moved nodes."""
 
 from lowerdeck.graph_fuser.order.attributes import install
 from lowerdeck.graph_fuser.order.components import strong_components

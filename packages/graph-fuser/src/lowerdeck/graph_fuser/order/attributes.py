@@ -10,7 +10,7 @@ def install(module: torch.nn.Module, path: str, value: object) -> None:
 
     Args:
         module: The module to change.
-        path: Where; modules that are missing on the way are created.
+        path: Dotted path; missing parent modules are created.
     """
     *holders, name = path.split(".")
     for holder in holders:
@@ -19,7 +19,7 @@ def install(module: torch.nn.Module, path: str, value: object) -> None:
             inner = torch.nn.Module()
             module.add_module(holder, inner)
         module = inner
-    # Two targets may lead through one shared module, which then has the attribute already.
+    # Two targets may share a module that already has the attribute.
     if getattr(module, name, None) is value and value is not None:
         return
     if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):

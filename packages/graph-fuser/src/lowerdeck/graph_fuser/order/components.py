@@ -9,9 +9,9 @@ def strong_components(count: int, after: Sequence[Sequence[int]]) -> list[list[i
     """Return the strongly connected components of a directed graph, in topological order.
 
     Args:
-        after: The successors of each.
+        after: Successors of each vertex.
     """
-    # Tarjan's algorithm with its own stack, as graphs are deeper than the recursion limit.
+    # Tarjan's algorithm with an explicit stack: graphs exceed the recursion limit.
     order = [-1] * count
     low = [0] * count
     open_: list[int] = []
@@ -43,7 +43,7 @@ def strong_components(count: int, after: Sequence[Sequence[int]]) -> list[list[i
                     low[vertex] = min(low[vertex], order[target])
             if pushed:
                 continue
-            # Nothing that is open is reached from below it: a component is complete.
+            # If no open vertex below is reachable, the component is complete.
             if low[vertex] == order[vertex]:
                 component: list[int] = []
                 while True:

@@ -1,4 +1,4 @@
-"""Elements: nodes that only take a part of a value, and stay with the node that made it."""
+"""Elements: getitem nodes that stay with their multi-output producer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from lowerdeck.torch_base import is_getitem
 
 
 def is_element(node: Node) -> bool:
-    """Return whether ``node`` surely takes an element of a tuple or list, and not of a tensor.
+    """Return whether ``node`` is certainly a getitem of a tuple or list, not of a tensor.
 
-    That reads no tensor and looks at none, so that it may pass whatever changes one.
+    It reads no tensor data, so it may be reordered with writes.
     """
     if not is_getitem(node) or not isinstance(node.args[0], Node):
         return False
@@ -22,15 +22,15 @@ def is_element(node: Node) -> bool:
 def followers(
     nodes: Sequence[Node], hazards: Iterable[tuple[Node, Node]] = ()
 ) -> dict[Node, Node]:
-    """Return the producer of each node that only takes an element of its value.
+    """Return the producer of each getitem node of a multi-output op.
 
-    What must wait for something else, such as ``y[mask]`` for a write after ``y``, follows
-    nothing: tied to its producer it could close a circle around the write. So a producer and its
-    followers can be taken for one node: all that must precede any of them precedes the producer.
+    Nodes with other dependencies are excluded (``y[mask]`` after a write to ``y`` would form a
+    cycle with it). A producer and its followers can be treated as one node: everything that must
+    precede any of them precedes the producer.
 
     Args:
-        nodes: The graph's nodes in a legal order.
-        hazards: Pairs of nodes that must keep their order.
+        nodes: The graph's nodes in topological order.
+        hazards: Node pairs whose order must be preserved.
     """
     waits = {after for before, after in hazards if before not in after.all_input_nodes}
     follows: dict[Node, Node] = {}

@@ -1,4 +1,4 @@
-"""Pairs of nodes whose order matters though no value flows from one to the other."""
+"""Ordering constraints between nodes without a data dependency."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _ORDERED = Effect.WRITES | Effect.RANDOM | Effect.EFFECT | Effect.MODE
 
 
 def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[Node, Node]]:
-    """Return pairs (before, after) that must keep their order: O(nodes + edges).
+    """Return (before, after) pairs whose order must be preserved, in O(nodes + edges).
 
-    Random nodes keep their order among each other, so do nodes with other effects. A node that
-    writes a value stays after earlier readers of it and before later ones, through views too; what
-    only says how memory is seen (a view, an element of a tuple) reads nothing. A change of mode
-    (gradients, autocast) keeps its position among all nodes. Checks may pass each other.
+    Random nodes keep their relative order, as do nodes with other side effects. A write stays
+    after earlier readers and before later readers of the value and its views; views and getitem
+    nodes do not read memory. Mode changes (gradients, autocast) keep their position among all
+    nodes. Assertions may be reordered.
 
     Args:
-        module: The module that holds what the graph's nodes name.
+        module: Owner of the attributes that the graph reads.
     """
     behaviours = Behaviours(module)
     marked = {
@@ -52,7 +52,7 @@ def _modes(nodes: Sequence[Node], marked: dict[Node, Effect]) -> list[tuple[Node
     for node in nodes:
         if node.op in {"placeholder", "get_attr", "output"} or is_element(node):
             continue
-        # After the last change of mode, and before the next one: O(nodes) pairs.
+        # Order each node after the last mode change and before the next: O(nodes) pairs.
         if last is not None:
             pairs.append((last, node))
         if marked.get(node, Effect.NONE) & Effect.MODE:
@@ -74,7 +74,7 @@ def _writes(memory: MemoryUse, nodes: Sequence[Node]) -> list[tuple[Node, Node]]
         for group in dict.fromkeys((*memory.reads(node), *written)):
             if group in writer:
                 pairs.append((writer[group], node))
-            # A write waits for the readers since the last write; later ones wait for this write.
+            # A write follows the readers since the last write; later readers follow this write.
             if group in written:
                 pairs.extend((reader, node) for reader in readers.pop(group, ()))
                 writer[group] = node

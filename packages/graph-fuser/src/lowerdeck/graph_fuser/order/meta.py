@@ -1,4 +1,4 @@
-"""Metadata of values, as opposed to that of the operations that compute them."""
+"""Metadata of values, without that of their operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPERATION_KEYS = frozenset(
         "unbacked_bindings",
     }
 )
-"""Keys that describe the operation, which are wrong on a node that only passes the value on.
+"""Keys that describe the operation, not valid on nodes that only forward the value.
 
 ``stack_trace`` and ``nn_module_stack`` say where the value comes from, so inputs and calls keep
 them, as in torch.
@@ -38,11 +38,11 @@ def value_meta(meta: Mapping[str, object]) -> dict[str, object]:
 
 
 def call_meta(outputs: Sequence[Node], *, bare: bool) -> dict[str, object]:
-    """Return the meta of a call that returns ``outputs``; keys that no output has are left out.
+    """Return the meta of a call that returns ``outputs``; omit keys absent from all outputs.
 
     Args:
-        outputs: The nodes whose values are returned.
-        bare: Whether the call returns its one output itself and not a tuple.
+        outputs: The returned nodes.
+        bare: Whether the call returns its single output without a tuple.
     """
     if bare:
         return value_meta(outputs[0].meta)
@@ -50,7 +50,7 @@ def call_meta(outputs: Sequence[Node], *, bare: bool) -> dict[str, object]:
     for key in _VALUE_KEYS:
         if any(key in node.meta for node in outputs):
             meta[key] = tuple(node.meta.get(key) for node in outputs)
-    # Passes read the ``val`` of every call, also of one without results.
+    # Passes read ``val`` of every call, even without results.
     if not outputs:
         meta["val"] = ()
     return meta

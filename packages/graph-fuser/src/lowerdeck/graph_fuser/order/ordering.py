@@ -17,13 +17,13 @@ _FRAME = {"placeholder": 0, "output": 2}
 
 
 def topo_sort(nodes: Sequence[Node]) -> list[Node]:
-    """Return ``nodes`` so that each comes after those it reads; otherwise in the order given.
+    """Return ``nodes`` in stable topological order.
 
     Args:
-        nodes: Nodes of one graph, each once, in any order.
+        nodes: Distinct nodes of one graph, in any order.
 
     Raises:
-        CycleError: The nodes read each other in a circle.
+        CycleError: The nodes form a dependency cycle.
 
     Example:
         >>> import torch
@@ -36,17 +36,17 @@ def topo_sort(nodes: Sequence[Node]) -> list[Node]:
 
 
 def legalize_graph(gm: GraphModule) -> GraphModule:
-    """Move the nodes of ``gm`` that come before what they read to after it, and return ``gm``.
+    """Sort the nodes of ``gm`` topologically; return ``gm``.
 
-    Inputs come first and the output last, as torch's function leaves them. Other nodes keep their
-    order as far as values allow, and so do writes, random draws and other effects.
+    As in torch, inputs come first and the output last. Other nodes, including writes, random ops
+    and other side effects, keep their order as far as data dependencies allow.
 
     Args:
-        gm: The graph module, changed in place; its code is generated again at its next use.
+        gm: The graph module, changed in place; its code is regenerated at its next use.
 
     Raises:
-        CycleError: The graph reads its own results in a circle. ``gm`` is as before. As torch
-            raises ``RuntimeError`` here, it is one.
+        CycleError: The graph has a dependency cycle; ``gm`` is unchanged. It is a
+            ``RuntimeError``, as torch raises here.
 
     Example:
         >>> import torch
@@ -60,7 +60,7 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
     if _is_framed(gm.graph, nodes) and reads_only_earlier(nodes):
         return gm
     restore_users(gm.graph)
-    # Stable, and a single pass over what is in order already.
+    # Stable; a single pass if the nodes are already sorted.
     legal = sorted(nodes, key=lambda node: _FRAME.get(node.op, 1))
     if not reads_only_earlier(legal):
         legal = _sorted(legal, order_hazards(gm.graph, gm))
@@ -72,7 +72,7 @@ def legalize_graph(gm: GraphModule) -> GraphModule:
 def check_legal(graph: Graph) -> None:
     """Raise ``RegionError`` unless every node comes after the nodes that it reads."""
     nodes = list(graph.nodes)
-    # Every entry point asks, so that the common case is one cheap pass.
+    # Called by every entry point: the common case is one cheap pass.
     if reads_only_earlier(nodes):
         return
     seen: set[Node] = set()
@@ -87,13 +87,13 @@ def check_legal(graph: Graph) -> None:
 
 
 def relink(nodes: Sequence[Node]) -> None:
-    """Bring ``nodes``, which are in one stretch of their graph, into this order.
+    """Reorder a contiguous range of graph nodes to match ``nodes``.
 
     Args:
-        nodes: The nodes of the stretch; those already in place are not touched.
+        nodes: The nodes of the range in their new order; nodes already in place are not moved.
     """
     members = set(nodes)
-    # The first node of the stretch may not be the first of the new order.
+    # The first node of the range may not be first in the new order.
     start = nodes[0]
     while start.prev in members:
         start = start.prev
@@ -105,7 +105,7 @@ def relink(nodes: Sequence[Node]) -> None:
 
 
 def _is_framed(graph: Graph, nodes: list[Node]) -> bool:
-    """Return whether the inputs are in front and the output is last; O(inputs)."""
+    """Return whether the inputs come first and the output last, in O(inputs)."""
     inputs = graph.find_nodes(op="placeholder", sort=False)
     outputs = graph.find_nodes(op="output", sort=False)
     return set(nodes[: len(inputs)]) == set(inputs) and outputs in ([], nodes[-1:])
@@ -114,8 +114,8 @@ def _is_framed(graph: Graph, nodes: list[Node]) -> bool:
 def _sorted(nodes: Sequence[Node], hazards: Iterable[tuple[Node, Node]]) -> list[Node]:
     """Return the stable topological order of ``nodes`` by Kahn's algorithm.
 
-    Of the nodes that are ready the one that comes first in ``nodes`` is next. A pair of
-    ``hazards`` (before, after) holds unless values demand the opposite.
+    Among ready nodes, the earliest in ``nodes`` is next. ``hazards`` pairs (before, after) are
+    dropped if they contradict data dependencies.
     """
     position = {node: number for number, node in enumerate(nodes)}
     effects: dict[Node, list[Node]] = {}
@@ -137,7 +137,7 @@ def _sorted(nodes: Sequence[Node], hazards: Iterable[tuple[Node, Node]]) -> list
     ready = [position[node] for node, count in waits.items() if not count]
     done: dict[Node, None] = {}
     while len(done) < len(nodes):
-        # Hazards may contradict values in a graph that is out of order: values win.
+        # In an unsorted graph, hazards may contradict data dependencies, which take precedence.
         if not ready:
             first, second = _pair_against_values(before, done)
             before[second].remove(first)
@@ -157,12 +157,12 @@ def _sorted(nodes: Sequence[Node], hazards: Iterable[tuple[Node, Node]]) -> list
 def _pair_against_values(
     before: Mapping[Node, Sequence[Node]], done: Collection[Node]
 ) -> tuple[Node, Node]:
-    """Return a pair on a circle of nodes that wait for each other between which no value flows.
+    """Return a hazard pair on a dependency cycle.
 
     Raises:
-        CycleError: There is none: values alone form a circle.
+        CycleError: The cycle consists of data dependencies only.
     """
-    # Each node that is left waits for another one, so that the walk comes back.
+    # Every remaining node has a remaining predecessor: the walk must revisit a node.
     walk = dict.fromkeys([next(node for node in before if node not in done)])
     while True:
         source = next(node for node in before[next(reversed(walk))] if node not in done)
@@ -176,7 +176,7 @@ def _pair_against_values(
             return first, second
     names = " -> ".join(node.name for node in path)
     raise CycleError(
-        f"The graph reads its own results in a circle: {names}. Undo the edit that closed it.",
+        f"The graph has a dependency cycle: {names}. Undo the edit that created it.",
         tuple(path),
         (None,) * len(path),
     )

@@ -1,4 +1,4 @@
-"""Groups of nodes become submodules."""
+"""Outlining of node groups into submodules."""
 
 from lowerdeck.graph_fuser.outliner.boundary import InputOrder
 from lowerdeck.graph_fuser.outliner.checks import check_free

@@ -1,4 +1,4 @@
-"""Boundary of each region: values that cross it, and precedences between the items of a body."""
+"""Inputs, outputs and ordering constraints of each region."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from lowerdeck.graph_fuser.errors import RegionError
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 
 InputOrder: TypeAlias = Literal["parent", "first_use"]
-"""Order of a submodule's inputs: as in the parent's graph, or as the submodule reads them."""
+"""Order of a submodule's inputs: by position in the parent's graph, or by first use."""
 
 Item: TypeAlias = Node | int
-"""What a body holds: a node, or the index of a region that the body calls."""
+"""Item of a region body: a node, or the index of a called region."""
 
 
 Edges: TypeAlias = dict[tuple[Item, Item], tuple[Node, Node]]
-"""Precedences between items of a body, each with an edge of the graph that causes it."""
+"""Ordering constraints between items of a body, each with the graph edge that causes it."""
 
 
 @dataclass(slots=True)
 class Boundary:
-    """The borders of every region, from one walk over the edges.
+    """Inputs and outputs of every region.
 
     Attributes:
-        inputs: For each region the outer values it takes.
-        outputs: For each region the inner values it returns.
+        inputs: Outer values read by each region.
+        outputs: Inner values returned by each region.
     """
 
     inputs: Sequence[tuple[Node, ...]]
@@ -37,7 +37,7 @@ class Boundary:
 
 @dataclass(slots=True)
 class _Crossings:
-    """A boundary and its edges while they are found; dicts are sets in order."""
+    """Boundary under construction; dicts serve as ordered sets."""
 
     inputs: list[dict[Node, None]]
     outputs: list[dict[Node, None]]
@@ -50,18 +50,17 @@ def find_boundary(
     order: Iterable[tuple[Node, Node]] = (),
     input_order: InputOrder = "parent",
 ) -> tuple[Boundary, Sequence[Edges]]:
-    """Return what crosses each border: O(edges at regions x depth).
+    """Return all region boundaries, in O(region edges x depth).
 
     Args:
-        order: Pairs of nodes that must stay in this order though no value flows between them.
+        order: Node pairs whose order must be preserved without a data dependency.
         input_order: How inputs are ordered.
 
     Returns:
-        The boundary, and for each region the precedences between items of its body of which at
-        least one is a region.
+        The boundary, and each body's ordering constraints that involve a region.
 
     Raises:
-        RegionError: A region asks for an input or an output that it cannot have.
+        RegionError: A region requests an invalid input or output.
     """
     size = len(tree.regions)
     crossings = _Crossings(
@@ -71,7 +70,7 @@ def find_boundary(
     )
     _force(tree, crossings)
     region_of = tree.region_of
-    # In the graph's order, so that first uses count wherever in the hierarchy they are.
+    # Graph order defines first uses across the hierarchy.
     for node, index in region_of.items():
         for source in node.all_input_nodes:
             source_region = region_of.get(source, ROOT)
@@ -79,7 +78,7 @@ def find_boundary(
             if source_region == index:
                 continue
             _cross(tree, crossings, source, source_region, node, index, carries=True)
-        # Edges into the root are added at their source: only nodes of regions are visited.
+        # Only nodes of regions are visited, so edges into the root are added at their source.
         for user in node.users:
             if user not in region_of:
                 _cross(tree, crossings, node, index, user, ROOT, carries=True)
@@ -101,11 +100,11 @@ def _cross(
     *,
     carries: bool,
 ) -> None:
-    """Record that an edge leaves ``left`` and enters ``entered``, up to their common ancestor."""
+    """Record an edge from region ``left`` to ``entered``, up to their common ancestor."""
     parent, depth = tree.parent, tree.depth
     before: Item = source
     after: Item = target
-    # The deeper end climbs first, so that both meet at the lowest common ancestor.
+    # Climb from the deeper end first, to meet at the lowest common ancestor.
     while left != entered:
         if depth[left] >= depth[entered]:
             if carries:
@@ -115,7 +114,7 @@ def _cross(
             if carries:
                 crossings.inputs[entered][source] = None
             after, entered = entered, parent[entered]
-    # One edge of the graph for each pair is enough to explain a cycle.
+    # One graph edge per pair suffices to explain a cycle.
     crossings.edges[left].setdefault((before, after), (source, target))
 
 
@@ -127,19 +126,19 @@ def _force(tree: RegionTree, crossings: _Crossings) -> None:
         for node in region.inputs:
             if node not in tree.position or _within(tree, tree.region_of.get(node, ROOT), index):
                 raise RegionError(
-                    f"Region {region.name!r} asks for input {node.name!r}, which is not a node "
-                    "outside it."
+                    f"Region {region.name!r} requests input {node.name!r}, which is not an outer "
+                    "node."
                 )
             crossings.inputs[index][node] = None
-            # The value must also reach the parent that makes the call.
+            # The parent must receive the value too.
             _carry_in(tree, crossings, node, index)
         for node in region.outputs:
             if node not in tree.position or not _within(
                 tree, tree.region_of.get(node, ROOT), index
             ):
                 raise RegionError(
-                    f"Region {region.name!r} asks for output {node.name!r}, which is not a node "
-                    "inside it."
+                    f"Region {region.name!r} requests output {node.name!r}, which is not an "
+                    "inner node."
                 )
             _carry_out(tree, crossings, node, index)
 
@@ -180,7 +179,7 @@ def _sort(tree: RegionTree, crossings: _Crossings, input_order: InputOrder) -> B
     outputs: list[tuple[Node, ...]] = []
     for index, region in enumerate(tree.regions):
         fixed = (region.inputs, region.outputs) if region is not None else ((), ())
-        # Inputs are in the order of first uses already, as edges were visited in that order.
+        # Edges were visited in order of first use.
         is_sorted = input_order == "first_use"
         inputs.append(_in_order(tree, crossings.inputs[index], fixed[0], is_sorted=is_sorted))
         outputs.append(_in_order(tree, crossings.outputs[index], fixed[1]))
@@ -190,7 +189,7 @@ def _sort(tree: RegionTree, crossings: _Crossings, input_order: InputOrder) -> B
 def _in_order(
     tree: RegionTree, nodes: dict[Node, None], first: Sequence[Node], *, is_sorted: bool = False
 ) -> tuple[Node, ...]:
-    """Return ``first``, and then the other nodes in the graph's order."""
+    """Return ``first`` followed by the other nodes in graph order."""
     others = list(nodes)
     if len(others) > 1 and not is_sorted:
         others.sort(key=tree.position.__getitem__)

@@ -1,4 +1,4 @@
-"""Build the modules of all regions."""
+"""Build region modules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lowerdeck.torch_base import Behaviours, Effect, attribute_of, is_impure, ma
 
 
 class ModuleBuilder:
-    """Builds every module, children before their parents, once all checks have passed.
+    """Builds all modules in postorder, after validation.
 
     Args:
-        gm: The graph module that the regions are cut out of.
+        gm: The graph module to outline from.
     """
 
     def __init__(self, graphs: GraphBuilder, gm: GraphModule) -> None:
@@ -29,21 +29,21 @@ class ModuleBuilder:
         self._maps: dict[int, dict[Node, Node]] = {}
 
     def build(self, index: int) -> GraphModule:
-        """Build the graph and the module of one region; its children are there already."""
+        """Build one region's graph and module; its children must be built already."""
         graph, env = self.graphs.build(index)
         self._maps[index] = env
         module = self._modules[index] = self._module(index, graph)
         return module
 
     def splice(self) -> None:
-        """Put the calls of the outermost regions into the graph in place of their nodes."""
+        """Replace the nodes of the outermost regions by calls."""
         for child in self.tree.children[ROOT]:
             install(self.gm, self.tree.name(child) or "", self._modules[child])
         splice_calls(self.graphs)
         defer_code(self.gm)
 
     def collect(self) -> dict[Region, OutlinedRegion]:
-        """Return what became of each region, in preorder."""
+        """Return the result of each region, in preorder."""
         outlined: dict[Region, OutlinedRegion] = {}
         for index, region in enumerate(self.tree.regions):
             if region is None:

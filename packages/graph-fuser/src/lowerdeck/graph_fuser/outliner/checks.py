@@ -1,4 +1,4 @@
-"""Checks of names and attributes, made before anything changes."""
+"""Validation of names and attributes before any mutation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lowerdeck.torch_base import attribute_of
 
 
 def check_names(tree: RegionTree, gm: GraphModule | None = None) -> None:
-    """Raise unless siblings have different names, and the outermost ones are free in ``gm``."""
+    """Raise unless sibling names are unique and the outermost names are unused in ``gm``."""
     for children in tree.children:
         names: set[str] = set()
         for child in children:
@@ -69,7 +69,7 @@ def _check_holder(gm: GraphModule, path: str) -> None:
 
 
 def _paths(nodes: Iterable[Node]) -> set[str]:
-    """Return every attribute path that ``nodes`` read, and every path on the way to one."""
+    """Return all attribute paths read by ``nodes``, with their prefixes."""
     paths: set[str] = set()
     for node in nodes:
         if node.op in {"call_module", "get_attr"}:
@@ -91,7 +91,7 @@ def check_attributes(gm: GraphModule, tree: RegionTree) -> None:
 
 
 def check_inner_names(tree: RegionTree) -> None:
-    """Raise unless each region's name is free in the new module of its parent."""
+    """Raise if a region has the name of an attribute of its parent module."""
     for index, children in enumerate(tree.children):
         if not children or index == ROOT:
             continue
@@ -101,18 +101,18 @@ def check_inner_names(tree: RegionTree) -> None:
             # A name such as "graph" would hide an attribute of GraphModule.
             if name in used or hasattr(GraphModule, name.split(".")[0]):
                 raise RegionError(
-                    f"Region {name!r} would be next to an attribute of that name in its "
-                    "parent's module; rename the region."
+                    f"Region {name!r} has the name of an existing attribute of its parent "
+                    "module; rename the region."
                 )
 
 
 def checked_order(order: Iterable[tuple[Node, Node]], tree: RegionTree) -> list[tuple[Node, Node]]:
-    """Return the caller's pairs of nodes, all in the graph and in this order already."""
+    """Return the caller's node pairs after checking that the graph has them in this order."""
     pairs = list(order)
     for before, after in pairs:
         if tree.position.get(before, -1) >= tree.position.get(after, -1):
             raise RegionError(
-                f"order asks for {before.name!r} before {after.name!r}; expected two nodes of the "
-                "graph that are in this order already."
+                f"order asks for {before.name!r} before {after.name!r}; expected two nodes that "
+                "the graph has in this order."
             )
     return pairs

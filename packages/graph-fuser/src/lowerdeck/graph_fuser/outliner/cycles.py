@@ -1,4 +1,4 @@
-"""Find a short circle among items that wait for each other, and put it in words."""
+"""Find and report a short dependency cycle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lowerdeck.graph_fuser.outliner.boundary import Edges, Item
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 
 _SHOWN = 12
-"""How many nodes of a path a message shows at each end; the error itself has them all."""
+"""Number of path nodes that a message shows at each end."""
 
 
 def cycle_error(
@@ -20,19 +20,18 @@ def cycle_error(
     after: Mapping[Item, Sequence[Item]],
     stuck: set[Item],
 ) -> CycleError:
-    """Return the error that shows why a body has no order.
+    """Return the error for a body without a topological order.
 
     Args:
-        edges: The precedences of the body with a region at one end, each with the edge of the
-            graph that causes it.
-        after: The successors of each item.
-        stuck: The items that wait for each other in a circle, or for such items.
+        edges: Ordering constraints that involve a region, each with the graph edge that causes it.
+        after: Successors of each item.
+        stuck: Items on a cycle, or that depend on one.
     """
     loop = _shortest_loop(after, stuck)
     path: list[Node] = []
     for source, target in zip(loop, [*loop[1:], loop[0]], strict=True):
         path.extend(edges.get((source, target), (source, target)))  # type: ignore[arg-type]
-    # Each node that is the end of one edge and the start of the next appears twice.
+    # A node that ends one edge and starts the next appears twice.
     steps = [
         node for number, node in enumerate(path) if not number or node is not path[number - 1]
     ]
@@ -49,26 +48,26 @@ def _explain(path: Sequence[Node], names: Sequence[str | None]) -> str:
         names_shown[_SHOWN:-_SHOWN] = [f"... {len(names_shown) - 2 * _SHOWN} more ..."]
     steps = " -> ".join(names_shown)
     return (
-        "These regions cannot each become one call, because one would need its own result: "
+        "Outlining these regions would create a dependency cycle: "
         f"{steps}. "
-        "Every arrow is a dependency, or ties two nodes of one region. Take the path's outer "
+        "Every arrow is a dependency or joins two nodes of one region. Take the path's outer "
         "nodes into the region, or split the region where the path leaves it."
     )
 
 
 def _shortest_loop(after: Mapping[Item, Sequence[Item]], stuck: set[Item]) -> list[Item]:
-    """Return a shortest loop through one stuck item."""
-    # Every stuck item waits for a stuck one, so that the walk back enters a circle.
+    """Return a shortest cycle through one stuck item."""
+    # Every stuck item has a stuck predecessor: walking back enters a cycle.
     before = {target: item for item in after if item in stuck for target in after[item]}
     walk = dict.fromkeys([next(item for item in after if item in stuck)])
     while (item := before[next(reversed(walk))]) not in walk:
         walk[item] = None
     circle = list(walk)[list(walk).index(item) :]
-    # From a region: nodes alone are in a legal order, so that each cycle passes one.
+    # Start at a region: every cycle contains one, as nodes alone are topologically sorted.
     start = next((item for item in circle if isinstance(item, int)), item)
     came_from: dict[Item, Item] = {}
     queue = [start]
-    for item in queue:  # Breadth first: the list grows while it is walked.
+    for item in queue:  # breadth-first; grows during iteration
         for target in after[item]:
             if target == start:
                 loop = [item]

@@ -1,4 +1,4 @@
-"""Result of outlining one region: its module, its call and the values that cross its border."""
+"""Result of outlining one region."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from lowerdeck.graph_fuser.regions import Region
 
 @dataclass(frozen=True, slots=True)
 class OutlinedRegion:
-    """What became of one region.
+    """Module, call and boundary of an outlined region.
 
     Attributes:
-        region: The region that was asked for.
-        module: Its module, whose code is generated at its first use.
+        region: The outlined region.
+        module: The submodule; its code is generated at first use.
         call_node: The ``call_module`` node in the parent's graph.
-        inputs: The outer nodes, of the graph as it was, whose values are passed, in order.
-        outputs: The inner nodes, of the graph as it was, whose values are returned, in order. They
-            are erased from the graph, but keep their names and meta.
-        arguments: The nodes of the parent's graph that are passed now.
-        results: The nodes of the parent's graph that carry ``outputs`` now: the call itself where
-            one output is returned bare, else one ``getitem`` each.
-        node_map: From the nodes that were directly in the region, and its inputs, to the nodes of
-            its graph.
+        inputs: Original outer nodes passed as arguments, in order.
+        outputs: Original inner nodes returned, in order; erased from the graph, with name and meta
+            intact.
+        arguments: Argument nodes in the parent's new graph.
+        results: Nodes of the parent's new graph that replace ``outputs``: the call if its single
+            output is returned without a tuple, else one ``getitem`` each.
+        node_map: From the region's inputs and direct nodes to nodes of its graph.
     """
 
     region: Region

@@ -1,4 +1,4 @@
-"""Turn a tree of regions into nested graph modules, in one pass."""
+"""Outline a tree of regions into nested graph modules in one pass."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ from lowerdeck.torch_base import collector_held
 def outline(
     gm: GraphModule, regions: Sequence[Region], *, input_order: InputOrder = "parent"
 ) -> dict[Region, OutlinedRegion]:
-    """Turn each region into a module that its parent calls, and return what became of each.
+    """Outline each region into a submodule; return the results in preorder.
 
-    Boundaries of all regions come from one walk over the edges and the new graphs from one walk
-    over the nodes: O(nodes + edges x depth), whatever the number of regions. Everything is checked
-    before anything changes. Nodes outside the regions stay the same objects in the same order,
-    save those that come before something that they now depend on.
+    One walk over the edges finds all boundaries and one over the nodes builds the graphs: O(nodes
+    + edges x depth) for any number of regions. All input is validated before any mutation. Nodes
+    outside of regions stay the same objects; only those that would precede a new dependency move.
 
     Args:
-        gm: The graph module, changed in place; its code is generated again at its next use. A
-            graph whose nodes are out of order is legalized first.
-        regions: The outermost regions; each may hold others.
-        input_order: Order of the inputs: ``"parent"`` as the values are in the parent's graph,
-            ``"first_use"`` as the region first reads them.
+        gm: The graph module, changed in place; its code is regenerated at its next use. An
+            unsorted graph is legalized first.
+        regions: The outermost regions; they may be nested.
+        input_order: Order of the inputs: ``"parent"`` for the parent's graph order,
+            ``"first_use"`` for the region's order of use.
 
     Returns:
-        For each region, in preorder, its module, call, inputs, outputs and node map.
+        Module, call, inputs, outputs and node map of each region.
 
     Raises:
-        CycleError: A region would need its own result; the error shows the path node by node.
-        RegionError: The tree is not sound (a node is foreign, erased, repeated or shared, a name
-            is in use).
+        CycleError: Outlining would create a dependency cycle; the error has its nodes.
+        RegionError: The tree is invalid (a node is foreign, erased, repeated or shared; a name is
+            in use).
 
     Example:
         >>> import torch
@@ -71,7 +70,7 @@ def outline(
 def extract(
     gm: GraphModule, region: Region, *, input_order: InputOrder = "parent"
 ) -> tuple[GraphModule, tuple[Node, ...], tuple[Node, ...]]:
-    """Return the module that one region would become, its inputs and its outputs; change nothing.
+    """Return the module, inputs and outputs of one region without changing ``gm``.
 
     Args:
         region: A region without children.

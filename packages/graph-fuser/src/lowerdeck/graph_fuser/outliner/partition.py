@@ -1,4 +1,4 @@
-"""Fuse flat groups of nodes: the entry points for partitions."""
+"""Entry points that fuse flat node partitions."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ from lowerdeck.graph_fuser.regions import Region
 
 @dataclass(frozen=True, slots=True)
 class FusedPartition:
-    """What became of one partition.
+    """Submodule, call and boundary of a fused partition.
 
     Attributes:
         module: The submodule that holds the partition's nodes.
-        call_node: The node that calls it.
-        inputs: The nodes of the parent's graph that are passed, in the order of the placeholders.
-        outputs: The nodes of the parent's graph that carry the results, in the order of the
-            output.
-        original_outputs: The partition's own nodes whose values ``outputs`` carry; erased from the
-            graph, but with their names and meta.
-        node_map: From the partition's nodes, and the outer nodes it read, to the submodule's
-            nodes.
+        call_node: The ``call_module`` node.
+        inputs: Argument nodes of the parent's graph, in placeholder order.
+        outputs: Result nodes of the parent's graph, in output order.
+        original_outputs: Nodes of the partition that ``outputs`` replace; erased from the graph,
+            with name and meta intact.
+        node_map: From the partition's nodes and inputs to the submodule's nodes.
     """
 
     module: GraphModule
@@ -42,13 +40,13 @@ class FusedPartition:
 
 
 def validate_partition(partition: Iterable[Node]) -> bool:
-    """Return whether ``partition`` could become one call: no path leaves it and comes back.
+    """Return whether ``partition`` is convex: no path leaves and reenters it.
 
     Args:
         partition: Nodes of one graph.
 
     Raises:
-        RegionError: The graph is out of order: call ``legalize_graph`` first.
+        RegionError: The graph is not topologically sorted; call ``legalize_graph``.
 
     Example:
         >>> import torch
@@ -76,16 +74,16 @@ def fuse_partitions(
     input_order: InputOrder = "parent",
     always_return_tuple: bool = False,
 ) -> dict[str, FusedPartition]:
-    """Replace each partition by a call of a submodule, all in one pass, and return what was made.
+    """Replace each partition by a submodule call in one pass; return the results by name.
 
     Args:
-        gm: The graph module, changed in place; its code is generated again at its next use.
+        gm: The graph module, changed in place; its code is regenerated at its next use.
         partitions: From each submodule's name to its nodes, in any order.
         always_return_tuple: Return a tuple even for one output.
 
     Raises:
-        CycleError: The partitions would depend on each other in a circle.
-        RegionError: See ``outline``. After an error ``gm`` is as before.
+        CycleError: The partitions would form a dependency cycle.
+        RegionError: See ``outline``. ``gm`` is unchanged.
 
     Example:
         >>> import torch
@@ -129,22 +127,21 @@ def create_submodule_from_nodes(
     *,
     input_order: InputOrder = "parent",
 ) -> tuple[GraphModule, Node]:
-    """Move ``node_list`` into the submodule ``fused_<tag>``; return it and the node that calls it.
+    """Move ``node_list`` into the submodule ``fused_<tag>``; return it and its call node.
 
-    A drop-in for ExecuTorch's function of this name. The submodule returns a flat list; a result
-    that is itself a list or tuple, alone, is opened into its elements.
+    A drop-in for ExecuTorch's function of this name. The submodule returns a flat list; a single
+    list or tuple result is flattened into it.
 
     Args:
-        gm: The graph module, changed in place; its code is generated again at its next use.
+        gm: The graph module, changed in place; its code is regenerated at its next use.
         node_list: The nodes, in any order.
-        tag: End of the submodule's name.
-        skip_legalize_graph: Accepted for compatibility. Nodes that need not move are never moved,
-            so that there is nothing to skip.
+        tag: Suffix of the submodule's name.
+        skip_legalize_graph: Ignored, for compatibility; only nodes out of order are moved.
         input_order: See ``outline``; ExecuTorch's order is ``"first_use"``.
 
     Raises:
-        CycleError: The nodes would need their own results.
-        RegionError: See ``outline``. After an error ``gm`` is as before.
+        CycleError: The nodes are not convex.
+        RegionError: See ``outline``. ``gm`` is unchanged.
 
     Example:
         >>> import torch
@@ -157,7 +154,7 @@ def create_submodule_from_nodes(
     del skip_legalize_graph
     region = Region(f"fused_{tag}", node_list, always_return_tuple=True)
     fused = _fused(outline(gm, [region], input_order=input_order)[region])
-    # A list, as ExecuTorch's function leaves it, where torch's fuser has a tuple.
+    # A list as in ExecuTorch; torch's fuser returns a tuple.
     output = fused.module.graph.output_node()
     output.args = (list(output.args[0]),)  # type: ignore[arg-type]
     if len(fused.outputs) == 1:
@@ -166,7 +163,7 @@ def create_submodule_from_nodes(
 
 
 def _open_sequence(fused: FusedPartition) -> None:
-    """Return the elements of a lone list-valued result, and let its readers read the call."""
+    """Flatten a single list-valued result: redirect its users to the call, return its elements."""
     (old,), (part,) = fused.original_outputs, fused.outputs
     value = old.meta.get("val")
     if not isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Plans: inputs, outputs and orders of regions, known before anything is built."""
+"""Inputs, outputs and orders of regions, computed before building."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from lowerdeck.torch_base import collector_held, restore_users
 
 
 class OutlinePlan:
-    """What crosses each region's border, and the order of its body; made by ``plan_outline``.
+    """Boundary and body order of each region; created by ``plan_outline``.
 
-    Everything is checked, and nothing is built. A plan is valid as long as the graph that it was
-    made for does not change.
+    Input is validated, no module is built. A plan is valid until the graph changes.
 
     Attributes:
         regions: All regions, parents before their children.
@@ -37,30 +36,29 @@ class OutlinePlan:
         )
 
     def inputs(self, region: Region) -> tuple[Node, ...]:
-        """Return the outer nodes whose values the region takes, in order."""
+        """Return the outer nodes that the region reads, in order."""
         return self._boundary.inputs[self._index[region]]
 
     def outputs(self, region: Region) -> tuple[Node, ...]:
-        """Return the inner nodes whose values the region returns, in order."""
+        """Return the inner nodes that the region returns, in order."""
         return self._boundary.outputs[self._index[region]]
 
     def returns_bare(self, region: Region) -> bool:
-        """Return whether the region returns its one output without a tuple around it."""
+        """Return whether the region returns its single output without a tuple."""
         return self._graphs.is_bare(self._index[region])
 
     def steps(self, region: Region | None) -> list[Node | Region]:
-        """Return the body of a region in its final order: nodes, and regions that it calls.
+        """Return the nodes and called regions of a region's body in final order.
 
         Args:
-            region: The region; None for what is outside of all.
+            region: The region, or None for the root.
         """
         index, tree = self._index[region], self._tree
         nodes = tree.members[index]
-        # ``members`` of the root are not collected, since most callers do not need them.
+        # ``members`` of the root are not collected: most callers do not need them.
         if index == ROOT:
             nodes = [node for node in tree.nodes if node not in tree.region_of]
-        # Most regions of a large model call none: their bodies hold nodes alone, with no index to
-        # turn into a region.
+        # Fast path: most regions of a large model have no child regions.
         if not tree.children[index]:
             return nodes  # type: ignore[return-value]
         return [
@@ -76,16 +74,16 @@ def plan_outline(
     input_order: InputOrder = "parent",
     order: Iterable[tuple[Node, Node]] = (),
 ) -> OutlinePlan:
-    """Return what ``outline`` would make of ``regions``, without building or changing anything.
+    """Return the plan of ``outline`` for ``regions`` without building or changing anything.
 
     Args:
-        gm: The graph module, or a bare graph, in an order in which it can run.
-        order: Pairs of nodes (before, after) that must keep their order though no value flows
-            between them, in addition to those found here (writes, random draws, other effects).
+        gm: The graph module or graph, topologically sorted.
+        order: Additional (before, after) node pairs whose order must be preserved, besides writes,
+            random ops and other side effects.
 
     Raises:
-        CycleError: A region would need its own result; the error shows the path node by node.
-        RegionError: The tree is not sound; each case has a subclass.
+        CycleError: Outlining would create a dependency cycle; the error has its nodes.
+        RegionError: The tree is invalid.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Build the new graph of one region, whatever becomes of the others."""
+"""Build the graph of one region independently of the others."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Call(NamedTuple):
     """The call of a region.
 
     Attributes:
-        results: The nodes that carry the region's outputs.
-        nodes: All nodes that the call is made of, in order.
+        results: The region's output nodes in the calling graph.
+        nodes: The call and its ``getitem`` nodes, in order.
     """
 
     node: Node
@@ -28,11 +28,11 @@ class Call(NamedTuple):
 
 
 class GraphBuilder:
-    """Builds the graph of any region, once all checks have passed.
+    """Builds the graph of any region, after validation.
 
     Args:
-        graph: The graph that the regions are cut out of; it is only read.
-        schedule: The order of their bodies.
+        graph: The original graph; not changed.
+        schedule: Order of the region bodies.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GraphBuilder:
         self.calls: dict[int, Call] = {}
 
     def build(self, index: int) -> tuple[Graph, dict[Node, Node]]:
-        """Return a new graph of one region, and the map into it."""
+        """Return one region's new graph, and a map from original nodes to its nodes."""
         graph, env = Graph(), dict[Node, Node]()
         for outer in self.boundary.inputs[index]:
             name = outer.name
@@ -62,7 +62,7 @@ class GraphBuilder:
             else:
                 env[item] = copy_node(graph, item, env)
         outputs = self.boundary.outputs[index]
-        # As torch's fuser does: one result without a tuple, several or none in one.
+        # As in torch's fuser: a single result without a tuple, otherwise a tuple.
         bare = self.is_bare(index)
         result = env[outputs[0]] if bare else tuple(env[node] for node in outputs)
         output = add_node(graph, "output", "output", (result,), "output")
@@ -71,7 +71,7 @@ class GraphBuilder:
         return graph, env
 
     def is_bare(self, index: int) -> bool:
-        """Return whether a region returns its one output without a tuple around it."""
+        """Return whether a region returns its single output without a tuple."""
         region = self.tree.regions[index]
         return (
             region is not None
@@ -80,11 +80,11 @@ class GraphBuilder:
         )
 
     def call(self, index: int, graph: Graph, env: dict[Node, Node]) -> None:
-        """Create a region's call and what unpacks it, at the graph's insert point.
+        """Create a region's call and ``getitem`` nodes at the graph's insert point.
 
         Args:
             graph: The graph of its parent.
-            env: From outer nodes to those of ``graph``, where they differ. The outputs are added.
+            env: From original nodes to nodes of ``graph``, if they differ; outputs are added.
         """
         outputs = self.boundary.outputs[index]
         name = self.tree.name(index) or ""
@@ -111,6 +111,6 @@ class GraphBuilder:
 
 
 def call_label(name: str) -> str:
-    """Return the name wanted for the call of the region of this name."""
+    """Return the preferred node name for a call of region ``name``."""
     label = name.replace(".", "_")
     return label if label.isidentifier() else f"_{label}"

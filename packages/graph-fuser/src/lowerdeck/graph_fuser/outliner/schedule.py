@@ -1,9 +1,8 @@
-"""Order of each body's nodes and calls, found by Kahn's algorithm.
+"""Topological order of each body's nodes and calls (Kahn's algorithm).
 
-A region's call takes the position of the region's first node. Where a value or an effect then
-comes too late for what needs it, the stretch between the two is sorted again: of the items that
-are ready the one with the least position is next. So a node moves only if it comes before
-something that it now depends on.
+A region's call takes the position of the region's first node. If a dependency then comes after its
+user, the range between the two is re-sorted; among ready items, the one with the least position is
+next. A node moves only if it precedes a new dependency.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The part of a body whose order changes.
+    """A range of a body that is reordered.
 
     Attributes:
-        low: The least position of an item in it.
+        low: Least position of its items.
         items: Its items in their new order.
     """
 
@@ -35,11 +34,11 @@ class Stretch:
 
 
 class Schedule:
-    """The order of all bodies.
+    """Order of all bodies.
 
     Args:
-        edges: For each region the precedences of its body at regions.
-        order: Pairs of nodes that must keep their order though no value flows between them.
+        edges: Each body's ordering constraints that involve a region.
+        order: Node pairs whose order must be preserved without a data dependency.
 
     Raises:
         CycleError: A region would depend on itself.
@@ -57,17 +56,17 @@ class Schedule:
         ]
 
     def position(self, item: Item) -> int:
-        """Return where an item is in the graph as it was; no two items of a body are alike."""
+        """Return an item's position in the original graph, unique within a body."""
         return self.tree.first[item] if isinstance(item, int) else self.tree.position[item]
 
     def body(self, index: int, nodes: Sequence[Node]) -> Sequence[Item]:
         """Return the items of a body in their final order.
 
         Args:
-            nodes: Its own nodes, or some of them, in the graph's order.
+            nodes: Direct nodes of the body, or a subset, in graph order.
         """
         children = self.tree.children[index]
-        # Without calls a body keeps the graph's order, which is legal.
+        # A body without calls keeps the graph's topological order.
         if not children:
             return nodes
         items: list[Item] = [*nodes, *children]
@@ -76,7 +75,7 @@ class Schedule:
         if stretch is not None:
             low = bisect_left(items, stretch.low, key=self.position)
             high = bisect_right(items, stretch.high, key=self.position)
-            # ``nodes`` may be only some of the nodes that were sorted.
+            # ``nodes`` may be a subset of the sorted nodes.
             kept = set(items[low:high])
             items[low:high] = [item for item in stretch.items if item in kept]
         return items
@@ -99,7 +98,7 @@ class Schedule:
         ]
         if not broken:
             return None
-        # A circle has a broken pair at its last item and one at its first, so it is inside.
+        # A cycle violates a pair at its first and at its last item: it is inside this range.
         low, high = min(low for low, _ in broken), max(high for _, high in broken)
         return Stretch(low, high, self._sorted(index, edges, low, high))
 
@@ -131,7 +130,7 @@ class Schedule:
                 waits[target] -= 1
                 if not waits[target]:
                     heapq.heappush(ready, self.position(target))
-        # What is left is on a cycle, or after one.
+        # The remaining items are on a cycle or depend on one.
         if len(done) < len(item_at):
             stuck = {item for item, count in waits.items() if count}
             raise cycle_error(tree, edges, after, stuck)
@@ -142,7 +141,7 @@ class Schedule:
     ) -> dict[Item, list[Item]]:
         after: dict[Item, list[Item]] = {item: [] for item in items}
         for item in items:
-            # Edges at regions are in ``edges``, those between two nodes of the body are not.
+            # ``edges`` has only edges that involve a region, not those between two nodes.
             if not isinstance(item, int):
                 readers = (*item.users, *self.following.get(item, ()))
                 after[item] = [

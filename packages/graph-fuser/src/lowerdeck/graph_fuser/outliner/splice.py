@@ -13,19 +13,19 @@ from lowerdeck.torch_base import erase_nodes_now
 
 
 def splice_calls(graphs: GraphBuilder) -> None:
-    """Call each outermost region in place of its nodes in the graph, which changes.
+    """Replace the nodes of each outermost region by a call, in place.
 
     Args:
-        graphs: Holds the graph, and creates the calls.
+        graphs: Owner of the graph; creates the calls.
     """
     tree, graph = graphs.tree, graphs.graph
     env: dict[Node, Node] = {}
-    # In an order in which the arguments of each call exist.
+    # Topological order: the arguments of each call exist.
     for child in graphs.schedule.calls():
         with graph.inserting_before(tree.nodes[tree.first[child]]):
             graphs.call(child, graph, env)
     _rewire(graphs, env)
-    # Readers come after what they read, so that from the back no node has users.
+    # Erase in reverse topological order: no erased node has users.
     erase_nodes_now(graph, reversed(tree.region_of))
     stretch = graphs.schedule.stretches[ROOT]
     if stretch is not None:
@@ -36,7 +36,7 @@ def splice_calls(graphs: GraphBuilder) -> None:
 
 
 def _rewire(graphs: GraphBuilder, env: dict[Node, Node]) -> None:
-    """Let every reader outside the regions read the calls' results."""
+    """Redirect uses outside of the regions to the calls' results."""
     readers: dict[Node, dict[Node, Node]] = {}
     for node, result in env.items():
         for user in node.users:
@@ -47,13 +47,12 @@ def _rewire(graphs: GraphBuilder, env: dict[Node, Node]) -> None:
 
 
 def replace_inputs(user: Node, replacement: dict[Node, Node]) -> None:
-    """Let ``user`` read ``replacement[node]`` wherever it read ``node``.
+    """Replace each input ``node`` of ``user`` by ``replacement[node]``.
 
-    One input is replaced in place; several in one pass over the arguments, so that a reader of
-    many results costs its length once.
+    Several inputs are replaced in one pass over the arguments, to stay linear for users of many
+    results.
 
     Args:
-        user: The node to change.
         replacement: From old inputs to new ones.
     """
     if len(replacement) == 1:

@@ -1,4 +1,4 @@
-"""Proposals of partitions."""
+"""Partition proposals."""
 
 from lowerdeck.graph_fuser.proposer.proposal import LeftOut, Proposal, Reason
 from lowerdeck.graph_fuser.proposer.propose import propose_partitions

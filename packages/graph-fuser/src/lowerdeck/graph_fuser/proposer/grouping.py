@@ -1,4 +1,4 @@
-"""Nodes that must share a partition, as one item each: groups, and values with their elements."""
+"""Items: nodes that must share a partition (groups, producers with their getitem nodes)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from lowerdeck.graph_fuser.proposer.proposal import LeftOut, Reason
 
 
 class Candidates:
-    """The nodes that may be in a partition, and why each other node may not.
+    """Nodes that may be partitioned, and the reasons for the others.
 
     Args:
-        nodes: The graph's nodes, in an order in which they can run.
-        hazards: Pairs of nodes that must keep their order.
-        is_supported: Whether a node may be fused. It is not called for inputs, for the output, and
-            for elements of a multi-output node, which go where their producer goes.
+        nodes: The graph's nodes in topological order.
+        hazards: Node pairs whose order must be preserved.
+        is_supported: Whether a node may be fused; not called for inputs, the output, or getitem of
+            a multi-output node, which follows its producer.
 
     Attributes:
         wanted: Whether each node may be in a partition.
-        left_out: Why each other node may not.
+        left_out: Reason for each excluded node.
     """
 
     def __init__(
@@ -44,34 +44,34 @@ class Candidates:
                 self.drop(node, Reason.NOT_SUPPORTED, f"{node.name} is not supported")
 
     def drop(self, node: Node, reason: Reason, detail: str) -> None:
-        """Leave a node out, and with it those that take its elements."""
-        # Elements of a result cannot be taken before it exists, so they go where it goes.
+        """Exclude a node and its getitem nodes."""
+        # getitem nodes follow their producer.
         self.wanted[node] = False
         self.left_out[node] = LeftOut(reason, detail)
         for user in node.users:
             if self.follows.get(user) is node and self.wanted[user]:
-                detail = f"{user.name} takes an element of {node.name}, which is left out"
+                detail = f"{user.name} is a getitem of {node.name}, which is left out"
                 self.drop(user, Reason.FOLLOWS_PRODUCER, detail)
 
     def items(self, groups: Sequence[Sequence[Node]]) -> ItemGraph:
-        """Return what stays together as items; groups that cannot be one call are left out.
+        """Return the items; drop groups that cannot become one call.
 
         Args:
-            groups: Nodes that stay together; groups that meet are one.
+            groups: Nodes that must share a partition; overlapping groups are merged.
 
         Raises:
-            RegionError: A group contains something else than nodes of the graph.
+            RegionError: A group contains anything but nodes of the graph.
         """
         kept = [group for group in self._joined(groups) if self._is_supported(group)]
-        # Each round leaves out half of the groups on a cycle, so there are few.
+        # Few rounds: each drops half of the groups on a cycle.
         while True:
             item_of, count = self._numbered(kept)
-            if not kept:  # Nothing but its producer comes before an element: no circle can be.
+            if not kept:  # a getitem has no predecessor but its producer: no cycle
                 break
             components = self._components(item_of, count)
             on_circles = self._on_circles(kept, item_of, components)
             if not on_circles:
-                # Items of one component wait for each other, so that they become one item.
+                # Merge items of one strongly connected component.
                 place = {item: i for i, component in enumerate(components) for item in component}
                 item_of = {node: place[item] for node, item in item_of.items()}
                 count = len(components)
@@ -79,14 +79,15 @@ class Candidates:
             for number in on_circles:
                 for node in kept[number]:
                     detail = (
-                        f"the group of {node.name} needs its own result through what is left out"
+                        f"the group of {node.name} depends on itself through nodes that are left "
+                        "out"
                     )
                     self.drop(node, Reason.GROUP_IN_CYCLE, detail)
             kept = [group for number, group in enumerate(kept) if number not in on_circles]
         return item_graph(self.nodes, item_of, count, self.wanted, self.hazards)
 
     def _joined(self, groups: Sequence[Sequence[Node]]) -> list[list[Node]]:
-        """Return the groups with producers in place of their elements, joined where they meet."""
+        """Replace getitem nodes by their producers and merge overlapping groups."""
         # Union-find with path halving.
         above = list(range(len(groups)))
 
@@ -115,7 +116,7 @@ class Candidates:
         return list(joined.values())
 
     def _is_supported(self, group: Sequence[Node]) -> bool:
-        """Return whether a whole group may be fused; otherwise leave it out."""
+        """Return whether a group may be fused; otherwise exclude it."""
         stranger = next((node for node in group if not self.wanted[node]), None)
         for node in group if stranger is not None else ():
             if self.wanted[node]:
@@ -124,7 +125,7 @@ class Candidates:
         return stranger is None
 
     def _numbered(self, groups: Sequence[Sequence[Node]]) -> tuple[dict[Node, int], int]:
-        """Return the item of each node, and how many there are."""
+        """Return the item of each node, and the number of items."""
         leader = {node: group[0] for group in groups for node in group}
         number_of: dict[Node, int] = {}
         item_of: dict[Node, int] = {}
@@ -137,7 +138,7 @@ class Candidates:
         return item_of, len(number_of)
 
     def _components(self, item_of: Mapping[Node, int], count: int) -> list[list[int]]:
-        """Return the items that wait for each other, in a topological order."""
+        """Return the strongly connected components of items, in topological order."""
         after: list[list[int]] = [[] for _ in range(count)]
         reads = [(source, node) for node in self.nodes for source in node.all_input_nodes]
         for first, second in (*reads, *self.hazards):
@@ -151,9 +152,9 @@ class Candidates:
         item_of: Mapping[Node, int],
         components: Sequence[Sequence[int]],
     ) -> set[int]:
-        """Return groups to leave out: of those on a circle with unwanted nodes the later half.
+        """Return the later half of the groups on a cycle with unwanted nodes, to be dropped.
 
-        Half of them, so that few rounds are needed however many groups are on one circle.
+        Dropping half keeps rounds few for any number of groups on one cycle.
         """
         group_at = {item_of[group[0]]: number for number, group in enumerate(groups)}
         unwanted = {item for node, item in item_of.items() if not self.wanted[node]}

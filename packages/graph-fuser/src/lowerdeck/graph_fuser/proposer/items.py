@@ -1,4 +1,4 @@
-"""The graph as partitioning sees it: nodes that must stay together are one item."""
+"""Item graph for partitioning: nodes that must share a partition form one item."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch.fx import Node
 
 @dataclass(slots=True)
 class ItemGraph:
-    """Nodes gathered into items, and the edges between items, all by number.
+    """Items and the edges between them, by index.
 
-    Items are numbered in a topological order. Values are the nodes that some other item reads.
+    Items are in topological order. Values are nodes read by another item.
 
     Attributes:
-        nodes: The nodes of each item, in the graph's order.
+        nodes: Nodes of each item, in graph order.
         wanted: Whether each item may be in a partition.
-        before: For each item those that must precede it.
-        after: For each item those that must follow it.
-        reads: For each item the values that it takes from others.
-        makes: For each item its values that others read.
-        readers: For each value the items that read it, other than its own.
-        maker: For each value its item.
+        before: Predecessors of each item.
+        after: Successors of each item.
+        reads: Values of other items read by each item.
+        makes: Values of each item read by others.
+        readers: Items that read each value, except its producer.
+        maker: Item that produces each value.
     """
 
     nodes: list[list[Node]]
@@ -42,13 +42,13 @@ def item_graph(
     wanted: Mapping[Node, bool],
     hazards: Sequence[tuple[Node, Node]],
 ) -> ItemGraph:
-    """Return the items and what flows between them: O(nodes + edges).
+    """Return the items and the edges between them, in O(nodes + edges).
 
     Args:
-        nodes: The graph's nodes in a legal order.
-        item_of: The item of each node; items are numbered in a topological order.
+        nodes: The graph's nodes in topological order.
+        item_of: Item of each node; items are numbered in topological order.
         wanted: Whether each node may be in a partition.
-        hazards: Pairs of nodes that must keep their order.
+        hazards: Node pairs whose order must be preserved.
     """
     graph = ItemGraph([[] for _ in range(count)], [False] * count)
     graph.before = [[] for _ in range(count)]
@@ -73,7 +73,7 @@ def item_graph(
                 graph.makes[origin].append(value)
             reads.append(value)
     for item, reads in enumerate(graph.reads):
-        # Two nodes of one item may read the same value; it crosses the border once.
+        # A value read by two nodes of one item counts once.
         if len(graph.nodes[item]) > 1:
             reads[:] = dict.fromkeys(reads)
         for value in reads:

@@ -1,4 +1,4 @@
-"""Partition by levels: the fewest partitions that cannot depend on each other in a circle.
+"""Partition by levels: the fewest partitions without a dependency cycle.
 
 Call an item *wanted* if it may be in a partition. Give every item a level: a wanted item's
 level is at least that of each wanted item before it; an unwanted item's is at least one more than
@@ -14,8 +14,8 @@ later by a wanted one k times. The k + 1 wanted items so separated need k + 1 di
 were two in one, the path between them would leave it and come back. Level k therefore needs k + 1
 partitions, and has them.
 
-Many items may be on several levels without breaking either argument. ``spread`` moves each to
-where the fewest values cross the partitions' borders, once back and once forth.
+Many items may be on several levels without breaking either argument. ``spread`` moves each to the
+level with the fewest values crossing partition boundaries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lowerdeck.graph_fuser.proposer.items import ItemGraph
 
 
 def earliest_levels(items: ItemGraph) -> list[int]:
-    """Return the least levels: O(items + edges)."""
+    """Return the least level of each item, in O(items + edges)."""
     level = [0] * len(items.nodes)
     for item in range(len(level)):
         level[item] = floor(items, level, item)
@@ -34,7 +34,7 @@ def earliest_levels(items: ItemGraph) -> list[int]:
 
 
 def latest_levels(items: ItemGraph, earliest: Sequence[int]) -> list[int]:
-    """Return the greatest levels that need no more partitions than the least ones."""
+    """Return the greatest levels that need no more partitions than ``earliest``."""
     top = max(
         (level for level, is_in in zip(earliest, items.wanted, strict=True) if is_in), default=0
     )
@@ -45,7 +45,7 @@ def latest_levels(items: ItemGraph, earliest: Sequence[int]) -> list[int]:
 
 
 def floor(items: ItemGraph, level: Sequence[int], item: int) -> int:
-    """Return the least level that what comes before ``item`` leaves it."""
+    """Return the least level of ``item`` given its predecessors."""
     is_in = items.wanted
     least = 0
     if is_in[item]:
@@ -61,10 +61,10 @@ def floor(items: ItemGraph, level: Sequence[int], item: int) -> int:
 
 
 def ceiling(items: ItemGraph, level: Sequence[int], item: int, top: int) -> int:
-    """Return the greatest level that what comes after ``item`` leaves it."""
+    """Return the greatest level of ``item`` given its successors."""
     is_in = items.wanted
     if not is_in[item]:
-        # Nothing wanted may follow: then any level will do, one above the last partition included.
+        # Without wanted successors any level is valid, even one above the last partition.
         return min((level[target] for target in items.after[item]), default=top + 1)
     most = top
     for target in items.after[item]:
@@ -75,7 +75,7 @@ def ceiling(items: ItemGraph, level: Sequence[int], item: int, top: int) -> int:
 
 
 def border_values(items: ItemGraph, level: Sequence[int]) -> int:
-    """Return how many values enter partitions and leave them, over all partitions."""
+    """Return the total number of partition inputs and outputs."""
     total = 0
     for value, origin in enumerate(items.maker):
         levels = {level[reader] if items.wanted[reader] else -1 for reader in items.readers[value]}

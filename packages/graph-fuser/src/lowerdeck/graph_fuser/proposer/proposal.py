@@ -1,4 +1,4 @@
-"""A proposal: partitions, and the reason why each other node is left out."""
+"""Proposed partitions, with a reason for each excluded node."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ class Reason(StrEnum):
     """Why a node is in no partition."""
 
     NOT_COMPUTED = "not_computed"
-    """It is an input or the output of the graph."""
+    """The node is an input or the output of the graph."""
     NOT_SUPPORTED = "not_supported"
-    """``is_supported`` said no."""
+    """``is_supported`` returned False."""
     FOLLOWS_PRODUCER = "follows_producer"
-    """It takes an element of a value whose producer is left out."""
+    """The node is a getitem of an excluded producer."""
     GROUP_NOT_SUPPORTED = "group_not_supported"
     """Another node of its group is not supported."""
     GROUP_IN_CYCLE = "group_in_cycle"
-    """Its group cannot be one call: a path leaves it through unsupported nodes and returns."""
+    """Its group is not convex: a path leaves and reenters it through unsupported nodes."""
     TOO_SMALL = "too_small"
     """Its partition would have fewer computing nodes than ``min_nodes``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Why one node was left out.
+    """Why a node was excluded.
 
     Attributes:
         reason: The kind of reason.
-        detail: A sentence for people, naming the node or the number that decided.
+        detail: Message with the deciding node or number.
     """
 
     reason: Reason
@@ -41,19 +41,18 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Proposal:
-    """Partitions that may all be fused together.
+    """Partitions that can all be fused.
 
     Attributes:
-        partitions: The nodes of each partition in the graph's order; partitions in an order in
-            which none needs a later one.
-        left_out: Why each other node of the graph is in none.
+        partitions: Nodes of each partition in graph order; partitions in topological order.
+        left_out: Reason for each excluded node.
     """
 
     partitions: tuple[tuple[Node, ...], ...]
     left_out: Mapping[Node, LeftOut] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Return the counts; the nodes of a large graph would fill pages."""
+        """Return the counts, not the nodes."""
         inside = sum(map(len, self.partitions))
         return f"Proposal({inside} nodes in {len(self)} partitions, {len(self.left_out)} left out)"
 
@@ -66,5 +65,5 @@ class Proposal:
         return len(self.partitions)
 
     def named(self, prefix: str = "fused_") -> dict[str, tuple[Node, ...]]:
-        """Return the partitions under numbered names, as ``fuse_partitions`` wants them."""
+        """Return the partitions by numbered name, for ``fuse_partitions``."""
         return {f"{prefix}{number}": nodes for number, nodes in enumerate(self.partitions)}

@@ -1,4 +1,4 @@
-"""Choose which nodes to fuse: few partitions, provably free of cycles, in linear time."""
+"""Propose few, provably acyclic partitions in linear time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lowerdeck.graph_fuser.proposer.spreading import spread
 from lowerdeck.torch_base import collector_held, is_getitem, restore_users
 
 Supported: TypeAlias = Callable[[Node], bool] | OperatorSupportBase
-"""Says whether a node may be fused: a predicate, or torch's operator support."""
+"""A predicate on nodes, or torch's operator support."""
 
 
 def propose_partitions(
@@ -26,27 +26,26 @@ def propose_partitions(
     groups: Sequence[Sequence[Node]] = (),
     min_nodes: int = 1,
 ) -> Proposal:
-    """Return partitions of the supported nodes, and why each other node is left out.
+    """Return partitions of the supported nodes, with a reason for each excluded node.
 
     Partitions follow levels: a node's level is the number of times that the worst path to it
-    returns from supported to unsupported and back to supported nodes. The nodes of one level can
-    be one call, as no path from them returns to them, and no fewer partitions can do, as that
-    worst path needs one for each return (``levels`` has the proof). Nodes that suit several levels
-    go where the fewest values cross. Cost and memory are linear in nodes and edges. Whatever is
-    proposed, ``fuse_partitions`` accepts.
+    returns from supported to unsupported and back to supported nodes. Nodes of one level form a
+    convex partition, and the number of partitions is minimal (proof in ``levels``). Nodes that fit
+    several levels go to the one with the fewest boundary values. Time and memory are linear in
+    nodes and edges. ``fuse_partitions`` accepts every proposal.
 
     Args:
         gm: The graph module; not changed.
-        is_supported: Whether a node may be fused. Inputs and the output are never asked about. The
-            elements of a multi-output node go where it goes.
-        groups: Nodes that stay together: all in one partition, or all left out. Where groups
-            and unsupported nodes need each other in a circle, the later groups are left out.
-        min_nodes: Leave out partitions with fewer computing nodes. ``getitem`` and ``get_attr``
-            do not count.
+        is_supported: Whether a node may be fused; not called for inputs and the output. getitem of
+            a multi-output node follows its producer.
+        groups: Node groups that share a partition or are all excluded. If groups and unsupported
+            nodes form a dependency cycle, the later groups are dropped.
+        min_nodes: Drop partitions with fewer computing nodes. ``getitem`` and ``get_attr`` do not
+            count.
 
     Raises:
-        RegionError: A group contains something else than nodes of the graph, or the graph is out
-            of order: call ``legalize_graph`` first.
+        RegionError: A group contains anything but nodes of the graph, or the graph is not
+            topologically sorted (call ``legalize_graph``).
 
     Example:
         >>> import torch
@@ -74,14 +73,14 @@ def predicate(gm: GraphModule, is_supported: Supported) -> Callable[[Node], bool
     """Return ``is_supported`` as a predicate on nodes."""
     if isinstance(is_supported, OperatorSupportBase):
         support = is_supported
-        # Collected once: torch's partitioner does it again for each node.
+        # Collected once; torch's partitioner recomputes them for each node.
         submodules = dict(gm.named_modules())
         return lambda node: support.is_node_supported(submodules, node)
     return is_supported
 
 
 def _collect(items: ItemGraph, level: Sequence[int], nodes: Sequence[Node]) -> list[list[Node]]:
-    """Return the nodes of each level that may be fused, in the graph's order."""
+    """Return the fusible nodes of each level, in graph order."""
     partitions: dict[int, list[Node]] = {}
     for item, members in enumerate(items.nodes):
         if items.wanted[item]:
@@ -97,7 +96,7 @@ def _large_enough(
 ) -> list[tuple[Node, ...]]:
     kept: list[tuple[Node, ...]] = []
     for partition in partitions:
-        # As in torch: attributes and elements alone are not worth a partition.
+        # As in torch, ``get_attr`` and ``getitem`` nodes alone form no partition.
         size = sum(node.op != "get_attr" and not is_getitem(node) for node in partition)
         if size >= min_nodes:
             kept.append(tuple(partition))
@@ -105,7 +104,7 @@ def _large_enough(
         for node in partition:
             left_out[node] = LeftOut(
                 Reason.TOO_SMALL,
-                f"the partition of {node.name} would have {size} computing nodes, fewer than the "
-                f"{min_nodes} asked for",
+                f"the partition of {node.name} would have {size} computing nodes, fewer than "
+                f"min_nodes={min_nodes}",
             )
     return kept

@@ -1,4 +1,4 @@
-"""Move items between the levels that suit them to where the fewest values cross."""
+"""Choose among the valid levels of each item to minimize boundary values."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from lowerdeck.graph_fuser.proposer.levels import (
     latest_levels,
 )
 
-# Levels tried for each value: without a limit a value with many readers would cost their square.
+# Levels tried per value; bounds the quadratic cost of values with many readers.
 _CANDIDATES = 6
 
 
 def spread(items: ItemGraph) -> list[int]:
-    """Return levels, as few as possible, with few values across the borders: O(items + edges)."""
+    """Return a minimal number of levels with few boundary values, in O(items + edges)."""
     earliest = earliest_levels(items)
     if not any(earliest):
         return earliest
     improved = _improve(items, list(earliest))
     cost = border_values(items, improved)
     latest = latest_levels(items, earliest)
-    # The latest levels are what torch's partitioner arrives at: never be worse than it.
+    # torch's partitioner produces the latest levels; never return a worse result.
     if border_values(items, latest) > cost:
         return improved
     return _improve(items, latest)
@@ -34,20 +34,20 @@ def spread(items: ItemGraph) -> list[int]:
 def _improve(items: ItemGraph, level: list[int]) -> list[int]:
     top = max((level[item] for item, is_in in enumerate(items.wanted) if is_in), default=0)
     mover = _Mover(items, level, top)
-    # Once back and once forth: further passes were found to gain less than a thousandth.
+    # One backward and one forward sweep; further sweeps gained less than 0.1 %.
     mover.sweep(range(len(level) - 1, -1, -1), forwards=False)
     mover.sweep(range(len(level)), forwards=True)
     return level
 
 
 class _Mover:
-    """Moves items between levels, one at a time, while fewer values cross."""
+    """Moves single items between levels to reduce boundary values."""
 
     def __init__(self, items: ItemGraph, level: list[int], top: int) -> None:
         self.items = items
         self.level = level
         self.top = top
-        # How many readers each value has at each level; unwanted readers count at -1.
+        # Number of readers of each value per level; unwanted readers count at -1.
         self.seen: list[dict[int, int]] = [{} for _ in items.maker]
         for value, readers in enumerate(items.readers):
             counts = self.seen[value]
@@ -56,11 +56,11 @@ class _Mover:
                 counts[reached] = counts.get(reached, 0) + 1
 
     def sweep(self, order: Iterable[int], *, forwards: bool) -> None:
-        """Offer every item a better level, in one direction."""
+        """Move every item to a better level, if any, in the given order."""
         items, level, top = self.items, self.level, self.top
         for item in order:
             if not items.wanted[item]:
-                # It follows what has been swept already: that frees the most room ahead.
+                # Follow the items already swept: this leaves the most freedom to the others.
                 level[item] = (
                     floor(items, level, item) if forwards else ceiling(items, level, item, top)
                 )
@@ -88,7 +88,7 @@ class _Mover:
         self.level[item] = best
 
     def _candidates(self, item: int, low: int, high: int) -> list[int]:
-        # Fewer values cross only at a level where a maker or another reader is.
+        # Only a level with a producer or another reader can reduce the cost.
         candidates = {low: None, high: None}
         for value in self.items.reads[item]:
             origin = self.items.maker[value]
@@ -102,7 +102,7 @@ class _Mover:
         return [candidate for candidate in candidates if low <= candidate <= high]
 
     def _cost(self, item: int, candidate: int) -> int:
-        """Return how many border values depend on the level of ``item``, were it ``candidate``."""
+        """Return the boundary values of ``item`` at level ``candidate``."""
         items, level, seen = self.items, self.level, self.seen
         here = level[item]
         cost = 0
@@ -116,14 +116,14 @@ class _Mover:
             if not others:
                 cost += 1
             if inside:
-                # It leaves its own partition anyway if some other reader is elsewhere.
+                # The value leaves its partition anyway if another reader is elsewhere.
                 origin_level = level[origin]
                 elsewhere = len(counts) - (1 if origin_level in counts else 0)
                 if here != origin_level and counts.get(here) == 1:
                     elsewhere -= 1
                 if not elsewhere:
                     cost += 1
-        # A value costs one output, and one input for each other level that reads it.
+        # A value costs one output, plus one input per other level that reads it.
         for value in items.makes[item]:
             counts = seen[value]
             foreign = len(counts) - (1 if candidate in counts else 0)

@@ -1,4 +1,4 @@
-"""Drop-ins for torch.fx.passes: its names and signatures."""
+"""Drop-in replacements for torch.fx.passes."""
 
 from lowerdeck.graph_fuser.torch_names.capability import CapabilityBasedPartitioner
 from lowerdeck.graph_fuser.torch_names.torch_names import (

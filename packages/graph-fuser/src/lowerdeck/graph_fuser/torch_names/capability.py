@@ -1,4 +1,4 @@
-"""The partitioner class of ``torch.fx.passes``, in linear time."""
+"""Linear-time drop-in for the partitioner of ``torch.fx.passes``."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NON_COMPUTE = frozenset({"torch.ops.aten.view", "_operator.getitem"})
 
 
 class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
-    """Proposes and fuses partitions as torch's class of this name does, in linear time.
+    """Linear-time drop-in for torch's class of this name.
 
-    Partitions come from the last to the first, as from torch. Inputs and the output of the graph
-    are in none, whatever the support says of them: torch proposes those too, and then fails to
-    fuse. With ``skip_horizontal_fusion`` torch proposes.
+    Partitions are returned last first, as in torch. Graph inputs and the output are never
+    included; torch proposes them if supported, and then fails to fuse. ``skip_horizontal_fusion``
+    uses torch's implementation.
 
     Args:
-        operator_support: Says which nodes may be fused.
+        operator_support: Predicate of fusible nodes.
         allows_single_node_partition: Keep partitions with fewer than two computing nodes.
         non_compute_ops: Qualified names that do not count as computing.
-        allowed_single_node_partition_ops: Qualified names that may make a partition alone.
-        skip_horizontal_fusion: Keep apart what exchanges no value.
+        allowed_single_node_partition_ops: Qualified names of ops that may be a partition alone.
+        skip_horizontal_fusion: Do not fuse independent nodes.
 
     Example:
         >>> import torch
@@ -54,7 +54,8 @@ class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
         allowed_single_node_partition_ops: Names = None,
         skip_horizontal_fusion: bool = False,
     ) -> None:
-        # torch's constructor lists what follows each node, which is quadratic: it gets no nodes.
+        # torch's constructor collects the dependents of each node, which is quadratic: pass no
+        # nodes.
         self._options: tuple[Any, ...] = (
             *(operator_support, allows_single_node_partition, non_compute_ops),
             *(allowed_single_node_partition_ops, skip_horizontal_fusion),
@@ -64,12 +65,12 @@ class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
         self._submodules: dict[str, torch.nn.Module] = {}
 
     def propose_partitions(self) -> list[partitioner.Partition]:
-        """Return partitions of the supported nodes that may all be fused, the last one first.
+        """Return partitions of the supported nodes, last first; all can be fused.
 
-        With each node comes its position, counted from the graph's end, as torch has it.
+        As in torch, each node has its position from the graph's end.
         """
         gm = self.graph_module
-        # Collected once: torch does it again for each node.
+        # Collected once; torch recomputes them for each node.
         self._submodules = dict(gm.named_modules())
         if self.skip_horizontal_fusion:
             super().__init__(gm, *self._options)
@@ -86,17 +87,17 @@ class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
     def fuse_partitions(
         self, partitions: Sequence[partitioner.Partition], prefix: str = "fused_"
     ) -> GraphModule:
-        """Replace each partition by a call of a submodule; return the graph module.
+        """Replace each partition by a submodule call; return the graph module.
 
         Args:
-            partitions: As proposed, or edited.
-            prefix: Start of the submodules' names.
+            partitions: Proposed or edited partitions.
+            prefix: Prefix of the submodules' names.
         """
         nodes = [partition.nodes for partition in partitions]
         return fuse_by_partitions(self.graph_module, nodes, prefix=prefix)
 
     def _is_node_supported(self, node: Node) -> bool:
-        """Return whether ``node`` may be fused; subclasses override it, as they do torch's."""
+        """Return whether ``node`` may be fused; subclasses may override it, as in torch."""
         return self.operator_support.is_node_supported(self._submodules, node)
 
     def _is_large_enough(self, nodes: Sequence[Node]) -> bool:
@@ -105,15 +106,15 @@ class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
         idle = _NON_COMPUTE.union(self.non_compute_ops)
         alone = frozenset(self.allowed_single_node_partition_ops)
         names = [_qualified_name(node) for node in nodes if node.op == "call_function"]
-        # An operator that may be alone counts twice, so that it reaches two by itself.
+        # An op that may be alone counts twice, to reach the minimum of two.
         return sum((name not in idle) + (name in alone) for name in names) > 1
 
 
 def _qualified_name(node: Node) -> str:
-    """Return what ``node`` calls as torch's partitioner names it, such as ``"_operator.getitem"``.
+    """Return torch's qualified name of the callee, such as ``"_operator.getitem"``.
 
     Args:
-        node: Any node; for a method or a module the name is its target.
+        node: Any node; methods and modules return the target.
     """
     target = node.target
     if isinstance(target, str):

@@ -1,4 +1,4 @@
-"""torch's fusing functions under their own names, built on the outliner."""
+"""torch's fusion functions, built on the outliner."""
 
 from __future__ import annotations
 
@@ -31,25 +31,24 @@ def fuse_as_graphmodule(
     always_return_tuple: bool = False,
     input_order: InputOrder = "parent",
 ) -> tuple[GraphModule, tuple[Node, ...], tuple[Node, ...]]:
-    """Return ``nodes`` as a graph module, with the nodes it takes and those it returns.
+    """Return ``nodes`` as a graph module, with its input and output nodes.
 
     A drop-in for ``torch.fx.passes.utils.fuser_utils.fuse_as_graphmodule``. ``gm`` is not changed.
 
     Args:
-        nodes: The nodes, in any order; the new graph has them in the order of ``gm``.
+        nodes: The nodes in any order; the new graph keeps the order of ``gm``.
         module_name: Class name of the new module.
-        partition_lookup_table: Accepted for compatibility; nothing needs to be looked up.
+        partition_lookup_table: Ignored, for compatibility.
         always_return_tuple: Return a tuple even for one output.
         input_order: See ``outline``; torch's order is ``"first_use"``, from 2.14 on ``"parent"``
             where all inputs are inputs of the whole graph.
 
     Returns:
-        The module, the nodes of ``gm`` in the order of its placeholders, and those in the order of
-        its output.
+        The module, and its input and output nodes in ``gm``.
 
     Raises:
-        CycleError: The nodes would need their own results.
-        RegionError: A node is foreign, erased or repeated, or there is none.
+        CycleError: The nodes are not convex.
+        RegionError: A node is foreign, erased or repeated, or ``nodes`` is empty.
 
     Example:
         >>> import torch
@@ -73,19 +72,19 @@ def insert_subgm(
 ) -> GraphModule:
     """Call ``sub_gm`` in ``gm`` in place of ``orig_outputs``; return ``gm``.
 
-    A drop-in for torch's function of this name. The original nodes stay, to be erased with
-    ``erase_nodes``. Readers that come before the call move after it, so that the graph is legal.
+    A drop-in for torch's function of this name. The original nodes stay; erase them with
+    ``erase_nodes``. Users before the call move after it.
 
     Args:
-        gm: The graph module, changed in place; its code is generated again at its next use.
-        sub_gm: The module; its class name is the name under which it is installed.
-        orig_inputs: The nodes that are passed to it.
-        orig_outputs: The nodes whose values it returns; there may be none.
-        insertion_point: Node after which to call it; by default the last of the outputs, or of
-            the inputs where there is no output.
+        gm: The graph module, changed in place; its code is regenerated at its next use.
+        sub_gm: The module, installed under its class name.
+        orig_inputs: Argument nodes.
+        orig_outputs: Nodes replaced by its results; may be empty.
+        insertion_point: Node after which to call it; default: the last output, or the last input
+            without outputs.
 
     Raises:
-        RegionError: A node is foreign or erased, or the name is in use. ``gm`` is as before.
+        RegionError: A node is foreign or erased, or the name is in use. ``gm`` is unchanged.
 
     Example:
         >>> import torch
@@ -102,7 +101,7 @@ def insert_subgm(
     _check_present(gm, [*orig_inputs, *orig_outputs, *insertion_points], position)
     name = type(sub_gm).__name__
     check_free(gm, [name])
-    # After the last output, where all inputs of a convex set of nodes exist.
+    # All inputs of a convex node set precede its last output.
     if insertion_point is None:
         ends = orig_outputs or [*orig_inputs, *list(position)[:1]]
         insertion_point = max(ends, key=position.__getitem__)
@@ -136,12 +135,12 @@ def erase_nodes(gm: GraphModule, nodes: Collection[Node]) -> None:
     """Erase ``nodes`` from ``gm``, all or none.
 
     Args:
-        gm: The graph module, changed in place; its code is generated again at its next use.
+        gm: The graph module, changed in place; its code is regenerated at its next use.
         nodes: The nodes, in any order.
 
     Raises:
-        RegionError: A node that stays reads one of them, or one is foreign or erased already.
-            ``gm`` is as before.
+        RegionError: Another node uses one of them, or one is foreign or erased. ``gm`` is
+            unchanged.
     """
     restore_users(gm.graph)
     doomed = dict.fromkeys(nodes)
@@ -150,10 +149,10 @@ def erase_nodes(gm: GraphModule, nodes: Collection[Node]) -> None:
         reader = next((user for user in node.users if user not in doomed), None)
         if reader is not None:
             raise RegionError(
-                f"Node {node.name!r} cannot be erased, as {reader.name!r} reads it and stays; "
+                f"Node {node.name!r} cannot be erased: {reader.name!r} uses it and stays; "
                 "replace its uses first."
             )
-    # Readers first: a node with users cannot be erased.
+    # Users first: a node with users cannot be erased.
     for node in reversed(topo_sort(list(doomed))):
         gm.graph.erase_node(node)
     defer_code(gm)
@@ -167,21 +166,21 @@ def fuse_by_partitions(
     *,
     input_order: InputOrder = "parent",
 ) -> GraphModule:
-    """Replace each partition by a call of a numbered submodule; return ``gm``.
+    """Replace each partition by a numbered submodule call; return ``gm``.
 
-    A drop-in for torch's function of this name; all partitions go in one pass, all or none.
+    A drop-in for torch's function of this name; all partitions are fused in one pass, or none.
 
     Args:
-        gm: The graph module, changed in place; its code is generated again at its next use.
-        partitions: For each the nodes, as the keys of a mapping.
-        prefix: Start of the submodules' names.
+        gm: The graph module, changed in place; its code is regenerated at its next use.
+        partitions: Mappings whose keys are the nodes of a partition.
+        prefix: Prefix of the submodules' names.
         always_return_tuple: Return a tuple even for one output.
         input_order: See ``outline``; torch's order is ``"first_use"``, from 2.14 on ``"parent"``
             where all inputs are inputs of the whole graph.
 
     Raises:
-        CycleError: The partitions would depend on each other in a circle.
-        RegionError: See ``outline``. ``gm`` is as before.
+        CycleError: The partitions would form a dependency cycle.
+        RegionError: See ``outline``. ``gm`` is unchanged.
 
     Example:
         >>> import torch
