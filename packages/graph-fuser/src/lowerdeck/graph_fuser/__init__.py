@@ -15,11 +15,11 @@ Hierarchies (groups in groups) go through ``outline``, on which everything else 
     outlined = outline(gm, [outer])
     outlined[inner].module       # a GraphModule, called by outlined[outer].module
     outlined[inner].call_node    # the call_module node in that module's graph
-    outlined[inner].inputs # the original outer nodes passed as arguments
-    outlined[inner].outputs # the original inner nodes returned
-    outlined[inner].node_map # from original nodes to their copies
+    outlined[inner].inputs       # the original outer nodes passed as arguments
+    outlined[inner].outputs      # the original inner nodes returned
+    outlined[inner].node_map     # from original nodes to their copies
 
-``plan_outline`` computes boundaries and orders without building modules, or builds single graphs.
+``plan_outline`` computes the inputs, outputs and order of each region without building modules.
 
 Code of changed and new modules is generated at first use, or immediately by ``generate_code``.
 """
