@@ -234,7 +234,7 @@ def _lower(
     samples: Sequence[Any] = ()
     with stages.stage("quantize" if chosen else "export"), silenced():
         if chosen is None:
-            program = model.export(f"what {args.factory!r} returned", "; --debug shows where")
+            program = model.export(f"what {args.factory!r} returned")
         else:
             backend, offer = chosen
             samples = () if args.calibrate is None else samples_from(args.calibrate)

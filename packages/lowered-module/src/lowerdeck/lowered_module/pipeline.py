@@ -279,12 +279,11 @@ class Example:
         shapes_by_input = shapes.dynamic_shapes(self.module, self.args, self.kwargs)
         return replace(self, dynamic_shapes=shapes_by_input)
 
-    def export(self, origin: str, hint: str = "") -> ExportedProgram:
+    def export(self, origin: str) -> ExportedProgram:
         """Return the exported program.
 
         Args:
             origin: Where the module is from, for an error.
-            hint: The end of an error.
 
         Raises:
             LoweringError: torch cannot export it.
@@ -296,8 +295,15 @@ class Example:
             return torch.export.export(self.module, self.args, self.kwargs, **shapes)
         except (Exception, SystemExit) as error:
             raise LoweringError(
-                f"torch.export cannot export {origin}: {in_a_line(error)}{hint}"
+                f"torch.export cannot export {origin}: {in_a_line(error)}{_advice(error)}"
             ) from error
+
+
+def _advice(error: BaseException) -> str:
+    """Return what torch's message says after its first line, without its logging options."""
+    message = str(error).strip().partition("The error above occurred")[0]
+    lines = [line for line in message.splitlines()[1:] if line.strip()]
+    return "".join(f"\n  {line}" for line in lines if not line.startswith("For "))
 
 
 _EXAMPLE = (
