@@ -82,7 +82,10 @@ class DoctorCommand:
             runtime = f"executorch {installed[_RUNTIME].version}"
         if _RUNTIME in failures:
             # The package reports any missing module of exir as a missing library.
-            runtime += f", CANNOT BE IMPORTED: {failures[_RUNTIME]}; try {_RUNTIME_NEEDS}"
+            runtime += (
+                f", whose executorch.runtime CANNOT BE IMPORTED (lowerdeck does not need it): "
+                f"{failures[_RUNTIME]}; try {_RUNTIME_NEEDS}"
+            )
         say(*lines, f"official runtime: {runtime}")
         return ExitStatus.FAILED if unmet or failures.keys() - {_RUNTIME} else ExitStatus.DONE
 

@@ -31,7 +31,11 @@ _DTYPE_CHECK = torch.ops.aten._assert_tensor_metadata.default
 
 
 class Role(Enum):
-    """Kind of a step; border steps exist even where the mode does not change."""
+    """Kind of a step.
+
+    A region starts with ENTER and ends with EXIT; where it is split, PAUSE and RESUME exit and
+    enter its mode. PASS_IN and PASS_OUT are borders without a change of mode.
+    """
 
     COMPUTE = "compute"
     ENTER = "enter"

@@ -105,12 +105,12 @@ class Tracked:
     """One tensor of the partition, with its constant data and its values in the payload.
 
     Attributes:
-        shape: Sizes as torch counts the dimensions.
+        shape: Sizes in torch's order of dimensions.
         data: The data of a constant, else None.
         preferred: The layout in which the tensor is produced.
         ids: Its values in the payload, encoded as ``encoding``, by layout.
-        encoding: How the tensor is stored; its elements are exactly these numbers.
-        twins: The same tensor in other encodings, created at first use.
+        encoding: Dtype, with scales and zero points if quantised.
+        conversions: The same tensor in other encodings, created at first use.
         derived: Results computed from it that several readers share, by key.
     """
 
@@ -119,7 +119,7 @@ class Tracked:
     preferred: Layout = Layout.PLAIN
     ids: dict[Layout, int] = field(default_factory=dict)
     encoding: XnnEncoding = FLOAT
-    twins: dict[XnnEncoding, Tracked] = field(default_factory=dict)
+    conversions: dict[XnnEncoding, Tracked] = field(default_factory=dict)
     derived: dict[object, Any] = field(default_factory=dict)
 
     @classmethod

@@ -159,7 +159,7 @@ def _choose_refusal(call: Call) -> str | None:
         return "its indices are not a one-dimensional integer tensor"
     size = shape[_chosen_axis(call)] if shape else None
     if not isinstance(size, int):
-        return "it cuts a symbolic size"
+        return "it takes elements along a dynamic dimension"
     if value.shape[0] <= _MOST_PIECES:
         return None
     indices = _computed(tensors[0])

@@ -119,7 +119,11 @@ def one_symbol(call: Call) -> str | None:
 
 def fixed_axis(call: Call) -> str | None:
     """Refuse calls along a dimension of a symbolic size."""
-    return None if is_fixed(call.shape()[call.axis()]) else "it cuts a symbolic size"
+    return (
+        None
+        if is_fixed(call.shape()[call.axis()])
+        else "it takes elements along a dynamic dimension"
+    )
 
 
 def has_dimensions(call: Call) -> str | None:
