@@ -89,19 +89,19 @@ class Emission(Values):
             self._scalars[key] = Tracked((), torch.tensor(number, dtype=torch.float32))
         return self._scalars[key]
 
-    def converted(self, tracked: Tracked, encoding: XnnEncoding) -> Tracked:
+    def in_encoding(self, tracked: Tracked, encoding: XnnEncoding) -> Tracked:
         """Return the tensor in another encoding, converted once for all uses."""
         if tracked.encoding == encoding:
             return tracked
         if encoding not in tracked.conversions:
-            tracked.conversions[encoding] = self._converted(tracked, encoding)
+            tracked.conversions[encoding] = self._in_encoding(tracked, encoding)
         return tracked.conversions[encoding]
 
-    def _converted(self, tracked: Tracked, encoding: XnnEncoding) -> Tracked:
+    def _in_encoding(self, tracked: Tracked, encoding: XnnEncoding) -> Tracked:
         if tracked.is_constant:
             return Tracked(tracked.shape, tracked.data, tracked.preferred, {}, encoding)
         if not _converts(tracked.encoding, encoding):
-            tracked = self.converted(tracked, FLOAT)
+            tracked = self.in_encoding(tracked, FLOAT)
         ids = tracked.ids
         layout = tracked.preferred if tracked.preferred in ids else next(iter(ids))
         shape = tracked.shape
@@ -155,7 +155,7 @@ class Emission(Values):
             layout: Layout in the program.
             encoding: Encoding in the program; None for the tensor's own.
         """
-        output = tracked if encoding is None else self.converted(tracked, encoding)
+        output = tracked if encoding is None else self.in_encoding(tracked, encoding)
         with self.stored(None, output.encoding):
             self._external_output(output, position, layout)
 
@@ -183,11 +183,11 @@ class Emission(Values):
     def _held(self, tracked: Tracked) -> Tracked:
         """Return a tensor in the encoding that the nodes under construction read."""
         if self.reads is not None:
-            return self.converted(tracked, self.reads)
+            return self.in_encoding(tracked, self.reads)
         if self.writes.is_int8 and tracked.encoding == FLOAT and tracked.tensor is not None:
             # A number combined with integers: stored exactly, as the largest 8-bit integer.
             largest = float(tracked.tensor.abs().max())
-            return self.converted(tracked, int8(largest / 127 if largest else 1.0))
+            return self.in_encoding(tracked, int8(largest / 127 if largest else 1.0))
         return tracked
 
     def aligned(self, tracked: Tracked, rank: int, layout: Layout = Layout.PLAIN) -> int:

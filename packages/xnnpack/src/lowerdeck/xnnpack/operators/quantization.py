@@ -112,7 +112,7 @@ def _range_refusal(call: Call) -> str | None:
 
 def _quantize(emission: Emission, call: Call) -> None:
     tracked = emission.of(call.args["input"])
-    emission.define(call.node, emission.converted(tracked, static_encoding(call.node)))
+    emission.define(call.node, emission.in_encoding(tracked, static_encoding(call.node)))
 
 
 def _quantize_refusal(call: Call) -> str | None:

@@ -31,7 +31,7 @@ _RESHAPED_FROM = "reshaped from"
 
 def _cast(e: Emission, x: Tracked, call: Call) -> Tracked:
     before, after = (source.meta["val"].dtype for source in (call.args["self"], call.node))
-    return e.converted(x, HALF) if before != after and after == torch.float16 else x
+    return e.in_encoding(x, HALF) if before != after and after == torch.float16 else x
 
 
 def _dropout_refusal(call: Call) -> str | None:
