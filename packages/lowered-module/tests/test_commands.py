@@ -207,7 +207,7 @@ def program():
         ("shapes_model:dynamic", 3, "has no upper bound", None),
         ("shapes_model:dynamic --dynamic batch=1:8", 3, "without dynamic_shapes", None),
         ("shapes_model:program --dynamic batch=1:8", 3, "without dynamic_shapes", None),
-        ("shapes_model:program --auto --bounds 8", 2, "--auto takes no --bounds", None),
+        ("shapes_model:program --auto --bounds 8", 2, "--auto and --bounds exclude", None),
     ],
 )
 def test_factories_may_give_programs_and_dynamic_shapes(
@@ -262,7 +262,7 @@ def test_xnnpack_is_the_default_where_it_is_installed(
     assert lowerdeck("lower", model) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "backend        XnnpackBackend (the default; --backend none: portable kernels alone)"
+        "backend        XnnpackBackend (the default; --backend none: portable kernels only)"
     )
     assert "partitions     1 (1 to VerbatimBackend)" in lines
     assert lowerdeck("lower", model, "--backend", "none") == 0
@@ -331,8 +331,8 @@ def test_check_names_the_output_and_the_state_that_differ(
             "is a tuple without __call__ and ops_to_not_decompose",
         ),
         ("{} --backend command_model:LeavesToo", 3, "cannot be made .* SystemExit: 0"),
-        ("{} --backend command_model:LeavesLate", 3, "runs ended with SystemExit;"),
-        ("{} --backend command_model:LeavesEarly", 3, "runs ended with SystemExit: 5;"),
+        ("{} --backend command_model:LeavesLate", 3, "was ended by SystemExit;"),
+        ("{} --backend command_model:LeavesEarly", 3, "was ended by SystemExit: 5;"),
         ("{} --backend command_model:SaysTooLittle", 3, "of SaysTooLittle failed: TypeError"),
         ("{} --backend command_model:Demanding", 3, "cannot be made without arguments"),
         ("{} --backend Nothing", 2, "'Nothing' was not found"),

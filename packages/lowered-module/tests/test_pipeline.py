@@ -161,13 +161,13 @@ def test_settings_and_constant_methods_reach_the_file() -> None:
     assert lowered.methods == ("forward", "get_bos", "get_vocab")
     plans = deserialize_pte(lowered.buffer).execution_plan
     assert tuple(plan.name for plan in plans) == lowered.methods
-    with pytest.raises(LoweringError, match="both say what get_bos returns"):
+    with pytest.raises(LoweringError, match="both define get_bos"):
         lower(model, constant_methods={"get_bos": 2}, config=config)
     with pytest.raises(EmitterError):
         lower(model, constant_methods={"forward": 2})
     with pytest.raises(LoweringError, match="bounds and config both give bounds"):
         lower(model, bounds=8, config=EmitConfig(bounds=8))
-    with pytest.raises(LoweringError, match="no method 'get_bos' that was lowered"):
+    with pytest.raises(LoweringError, match="no lowered method 'get_bos'"):
         lowered.delegation("get_bos")
 
 
@@ -268,7 +268,7 @@ class SaysTooLittle(RunPartitioner):
             LoweringError,
             "executor: found a int, expected",
         ),
-        ((Classifier(), X, {}, None), {"dynamic_shapes": {}}, LoweringError, "is for .module, a"),
+        ((Classifier(), X, {}, None), {"dynamic_shapes": {}}, LoweringError, "needs .module, a"),
         (
             (Classifier(), X),
             {"cache": 3},

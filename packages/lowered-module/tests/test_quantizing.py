@@ -119,7 +119,7 @@ def test_it_names_the_weights_that_stay_float(
     [
         (("no-such",), 2, r"Tenths does not quantise by 'no-such', but by tenths \(weights of"),
         (("missing",), 4, "--quantize missing: this needs tenths: pip install tenths"),
-        (("missing", "--calibrate", "rounded_model:samples"), 2, "looks at no samples"),
+        (("missing", "--calibrate", "rounded_model:samples"), 2, "is not calibrated"),
         (("tenths", "--calibrate", "rounded_model:gone"), 3, "has no attribute 'gone'"),
         (("tenths", "--calibrate", "rounded_model:number"), 3, "is a int, expected a function"),
         (("tenths", "--calibrate", "rounded_model:tensor"), 3, "returned a Tensor, expected"),
@@ -128,7 +128,7 @@ def test_it_names_the_weights_that_stay_float(
         (
             ("tenths", "--calibrate", "rounded_model:of_another_shape"),
             3,
-            "--quantize tenths failed: RuntimeError: .*fit each other",
+            "--quantize tenths failed: RuntimeError: .*fit the model",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_what_cannot_be_quantised_is_one_line_of_error(
     ("words", "message"),
     [
         (("--quantize", "tenths"), "needs a --backend that quantises; installed are: Tenths"),
-        (("--calibrate", "rounded_model:samples"), "is for --quantize, which is not given"),
+        (("--calibrate", "rounded_model:samples"), "needs --quantize"),
     ],
 )
 def test_wrong_arguments_are_told_before_a_model_is_made(

@@ -1,4 +1,4 @@
-"""A program lowered for each installed backend, of which the fastest lowering is kept."""
+"""Lower a program for each installed backend and keep the fastest correct result."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.torch_base import pytree
 
 _AS_FAST = 1.01
-"""Within a hundredth of the fastest, a file without a backend is preferred to one with."""
+"""A file without a backend is preferred if it is at most 1 % slower than the fastest."""
 _SECONDS = 0.5
-"""How long each file is measured, if that is 3 calls or more."""
+"""Measuring time of each file; at least 3 calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of lowering a program for one backend.
+    """Result of lowering a program for one backend.
 
     Attributes:
         name: The backend, or ``"no backend"`` for the runtime's own kernels alone.
-        milliseconds: Least time of a call in the official runtime; infinite if it is not right.
-        outcome: What was delegated and how far it is from eager, or why it cannot be chosen.
+        milliseconds: Shortest time of a call in the official runtime; infinite if the outputs are
+            wrong.
+        outcome: Delegates and difference from eager, or why it cannot be chosen.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Trial:
         """Return a line of the table of ``lowerdeck lower --auto``.
 
         Args:
-            width: Of the column of names, in characters.
+            width: Width of the name column in characters.
         """
         spent = f"{self.milliseconds:>9.3f} ms" if self.is_right else " " * 12
         return f"{'*' if self.chosen else ' '} {self.name:<{width}} {spent}  {self.outcome}"
@@ -68,19 +69,20 @@ def lower_fastest(
     tolerance: float = 1e-4,
     progress: Progress | None = None,
 ) -> tuple[LoweredProgram, list[Trial]]:
-    """Return the lowering of a program that is fastest in the official runtime, and all trials.
+    """Return the lowering that runs fastest in the official runtime, and all trials.
 
-    The program is lowered for the runtime's own kernels and for each backend, and called on its
-    example inputs in a separate process, with as many threads as the runtime takes.
-    ``executorch`` must be installed.
+    The program is lowered for the portable kernels and for each backend, and called on its example
+    inputs in a separate process, with the runtime's default number of threads. ``executorch`` must
+    be installed.
 
     Args:
-        program: The program; its example inputs are what is measured.
-        expected: The flat results of eager for them.
-        backends: Names of installed partitioners; None for all whose backend the runtime has.
-        tolerance: How far outputs may be from eager's.
-        progress: Called before the first trial and after each, with how many trials are done, how
-            many there are, and what was done or comes next.
+        program: The program; it is measured on its example inputs.
+        expected: The flat results of eager on the example inputs.
+        backends: Names of installed partitioners; None for all backends that are linked into the
+            runtime.
+        tolerance: Largest allowed difference from eager.
+        progress: Called before the first trial and after each one with the number of finished
+            trials, the number of all, and a label.
 
     Raises:
         LoweringError: The runtime is not installed, the program has no example inputs, or no
@@ -95,8 +97,7 @@ def lower_fastest(
     """
     if program.example_inputs is None:
         raise LoweringError(
-            "the program has no example inputs to be measured with: export it, or set its "
-            "example_inputs"
+            "the program has no example inputs to measure it on: set its example_inputs"
         )
     inputs, expected = pytree.tree_leaves(program.example_inputs), list(expected)
     show = _silent if progress is None else progress
@@ -132,7 +133,7 @@ def lower_fastest(
                     raise LoweringError(
                         f"differs from eager by {difference:.3g}, more than {tolerance:.3g}"
                     )
-                # The least of many calls: other work on the machine only makes one slower.
+                # The minimum: other load on the machine only makes calls slower.
                 repeat = int(min(max(_SECONDS / first.seconds[0], 3), 1000))
                 shortest = min(runtime.run(inputs, repeat=repeat).seconds)
                 outcome += f", differs by {difference:.3g}"
@@ -143,19 +144,19 @@ def lower_fastest(
             took = time.perf_counter() - start
             show(len(trials), len(names), f"{trials[-1].name}: {label}, took {took:.1f} s")
     best = min(range(len(trials)), key=lambda number: trials[number].milliseconds)
-    # The first trial is that without a backend.
+    # The first trial has no backend.
     if trials[0].milliseconds <= _AS_FAST * trials[best].milliseconds:
         best = 0
     trials[best] = replace(trials[best], chosen=True)
     chosen = programs[best]
     if chosen is None or not trials[best].is_right:
         reasons = "; ".join(f"{trial.name}: {trial.outcome}" for trial in trials)
-        raise LoweringError(f"nothing that was tried is right: {reasons}")
+        raise LoweringError(f"no lowering has correct outputs: {reasons}")
     return chosen, trials
 
 
 def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield the table of some trials, the fastest first."""
+    """Yield the lines of a table of trials, fastest first."""
     yield "milliseconds a call, in the official ExecuTorch runtime on this machine"
     width = max((len(trial.name) for trial in trials), default=0)
     for trial in sorted(trials, key=lambda each_trial: each_trial.milliseconds):
@@ -163,19 +164,19 @@ def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _lowered(program: ExportedProgram, name: str, file: Path) -> tuple[LoweredProgram, str]:
-    """Lower a program for one backend into a file; return what was delegated in words as well."""
+    """Write a program lowered for one backend to a file; return it and a delegation summary."""
     try:
         lowered = lower(program, name or None, progress=_silent)
     except Exception as error:
-        # Whatever an installed backend raises is a reason against it, none against the others.
+        # A failing backend must not prevent the others.
         raise LoweringError(f"cannot be lowered: {in_a_line(error)}") from error
     summary = lowered.delegation()
     if name and not summary.delegates.get(name):
-        raise LoweringError("takes nothing of the program")
+        raise LoweringError("delegates nothing")
     delegates, left = sum(summary.delegates.values()), sum(summary.left.values())
     megabytes = lowered.save(file) / 1e6
     return lowered, f"{delegates} delegates, {left} nodes left, {megabytes:.4g} MB"
 
 
 def _silent(done: int, total: int, label: str) -> None:
-    """Show nothing: many lowerings follow each other."""
+    """Show nothing: there are many lowerings."""

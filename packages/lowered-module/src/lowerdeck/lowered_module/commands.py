@@ -1,4 +1,4 @@
-"""The command ``lowerdeck lower``: from a model to a file, with a report."""
+"""The command ``lowerdeck lower``: lower a model to a file and print a report."""
 
 from __future__ import annotations
 
@@ -88,29 +88,28 @@ class LowerCommand:
             default=[],
             metavar="NAME",
             help="an installed backend, such as xnnpack, or MODULE:CLASS of any partitioner or "
-            "DeclarativeBackend; may be repeated, the first chooses first; none: portable kernels "
-            "alone; without it xnnpack, if it is installed",
+            "DeclarativeBackend; may be repeated, the first has precedence; none: portable "
+            "kernels only; default: xnnpack, if it is installed",
         )
         parser.add_argument(
             "--auto",
             action="store_true",
-            help="try no backend and each one named by --backend (without it, each installed one "
-            "that the official runtime has) in that runtime, on the example inputs, and keep the "
-            "fastest that is right; prints each on standard error as it is done, and all at the "
-            "end",
+            help="measure the model in the official runtime, on the example inputs, without a "
+            "backend and with each --backend (by default each installed one that the "
+            "runtime has), and keep the fastest correct file",
         )
         parser.add_argument(
             "--dynamic",
             type=_batch,
             metavar="batch=MIN:MAX",
-            help="export with a dynamic dimension 0, the same for all tensor inputs",
+            help="export with a dynamic dimension 0, shared by all tensor inputs",
         )
         parser.add_argument(
             "--bounds",
             type=_bounds,
             metavar="SIZE|NAME=SIZE,...",
-            help="upper bounds of dynamic dimensions, for which memory is planned: 64 for all "
-            "that have none, or by name (batch=8, x.1=512 for dimension 1 of input x)",
+            help="upper bounds of dynamic dimensions, for planning memory: one number for all "
+            "unbounded dimensions, or by name (batch=8, x.1=512 for dimension 1 of input x)",
         )
         parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
         parser.add_argument(
@@ -120,13 +119,17 @@ class LowerCommand:
             "if an output or the state differs from eager's",
         )
         parser.add_argument(
-            "--html", type=Path, metavar="FILE", help="also draw the lowered graph, for a browser"
+            "--html",
+            type=Path,
+            metavar="FILE",
+            help="also write an HTML page of the lowered graph",
         )
         parser.add_argument(
             "--quantize",
             metavar="MODE",
-            help="quantise for the first --backend that offers it, and print how far each output "
-            "is from the model's own; XnnpackBackend: int8, int8-dynamic, 8da4w, fp16",
+            help="quantise for the first --backend that supports it, and print the difference of "
+            "each output from the float model; XnnpackBackend: int8, int8-dynamic, 8da4w, "
+            "fp16",
         )
         parser.add_argument(
             "--calibrate",
@@ -174,13 +177,13 @@ class LowerCommand:
             try:
                 lines, accuracy = _lower(args, chosen, tolerance, stages)
             except SystemExit as error:
-                # Code of a model, a partitioner or a backend must not end the process.
+                # sys.exit() in a model, partitioner or backend must not end the command.
                 raise LoweringError(
-                    f"code that lowering {args.factory!r} runs ended with {in_a_line(error)}; "
+                    f"lowering {args.factory!r} was ended by {in_a_line(error)}; "
                     "--debug shows where"
                 ) from error
         if not args.auto:
-            note = " (the default; --backend none: portable kernels alone)" if default else ""
+            note = " (the default; --backend none: portable kernels only)" if default else ""
             say(f"backend        {', '.join(args.backend) or 'none: portable kernels'}{note}")
         say(*lines, f"file           {args.output.resolve()}")
         if not args.check or all(backend.largest <= tolerance for backend in accuracy):
@@ -207,13 +210,13 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
         )
     check_paths(read=[], written=[("--output", args.output), ("--html", args.html)])
     if args.calibrate is not None and args.quantize is None:
-        raise CommandError("--calibrate is for --quantize, which is not given", ExitStatus.USAGE)
+        raise CommandError("--calibrate needs --quantize", ExitStatus.USAGE)
     if args.auto and args.bounds is not None:
-        raise CommandError("--auto takes no --bounds: give one of them", ExitStatus.USAGE)
+        raise CommandError("--auto and --bounds exclude each other", ExitStatus.USAGE)
     if args.auto and args.quantize is not None:
         raise CommandError(
-            "--auto compares lowerings of one program, and --quantize makes another for one "
-            "backend: give one of them",
+            "--auto compares backends on one program, but --quantize changes the program for "
+            "one backend: give one of them",
             ExitStatus.USAGE,
         )
 
@@ -293,13 +296,15 @@ def _lower(
 
 
 def _tolerance(text: str) -> float:
-    """Return a tolerance; NaN and negative numbers would fail every model."""
+    """Return a tolerance; reject NaN and negative numbers, which no model could meet."""
     try:
         number = float(text)
     except ValueError:
         number = -1.0
     if not number >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a difference, which is 0 or more")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a tolerance: expected a number of 0 or more"
+        )
     return number
 
 
@@ -353,7 +358,7 @@ def _repeated(model: Example, factory: str, tolerance: float) -> list[Any]:
     if not difference <= tolerance:
         raise LoweringError(
             f"the outputs of {factory!r} differ by {difference:.3g} between two calls of eager "
-            "with the same inputs, so that no file can be checked: take random "
+            "with the same inputs, so no file can be checked: take random "
             "operators out (dropout: .eval()), or lower without --auto"
         )
     return first

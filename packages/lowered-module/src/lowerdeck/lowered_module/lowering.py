@@ -1,4 +1,4 @@
-"""Give parts of programs to backends: ``to_backend`` in its three forms."""
+"""Delegate parts of programs to backends: the three forms of ``to_backend``."""
 
 # ruff: noqa: D418  (each form of a public function says what it returns)
 
@@ -60,17 +60,16 @@ from lowerdeck.torch_base import (
 )
 
 _Shared = tuple[MemoryMap, MemoryMap]
-"""The memory that any method of a file changes, and the memory that the other methods use."""
+"""The memory that any method of a file changes, and that the other methods use."""
 
 
 @dataclass(frozen=True, slots=True)
 class MethodProgramsPartitionerSpec:
-    """Several methods of one file, and who partitions each.
+    """Methods of one file and their partitioners.
 
     Attributes:
         method_to_edge_program: The program of each method.
-        method_to_partitioner: The partitioner of each method; a method without one stays as it
-            is.
+        method_to_partitioner: The partitioner of each method; methods without one are not changed.
     """
 
     method_to_edge_program: Mapping[str, ExportedProgram]
@@ -78,7 +77,7 @@ class MethodProgramsPartitionerSpec:
 
 
 class LoweringOptions(TypedDict, total=False):
-    """How partitions are compiled; see ``to_backend``."""
+    """Options of ``to_backend`` about compiling partitions."""
 
     executor: Executor | None
     cache: str | os.PathLike[str] | None
@@ -104,7 +103,7 @@ def to_backend(
     by_module: Mapping[str, PartitionerLike | str] | None = None,
     **options: Unpack[LoweringOptions],
 ) -> ExportedProgram:
-    """Return the program with what a partitioner tagged given away; it takes one of the three."""
+    """Return the program with the tagged nodes delegated; pass one partitioner argument."""
 
 
 @overload
@@ -112,7 +111,7 @@ def to_backend(
     method_edge_program_partitioners: MethodProgramsPartitionerSpec,
     **options: Unpack[LoweringOptions],
 ) -> dict[str, ExportedProgram]:
-    """Return the programs of several methods, each with its parts given away."""
+    """Return the programs of several methods, each with its tagged nodes delegated."""
 
 
 def to_backend(
@@ -122,41 +121,41 @@ def to_backend(
     progress: Progress | None = None,
     **named: Any,
 ) -> Any:
-    """Return a program, or several, of which parts are given to backends.
+    """Delegate a program, or parts of one or several programs, to backends.
 
-    It has three forms, each by position or by name. ``to_backend(backend_id, edge_program,
-    compile_specs)`` gives the whole program to one backend and returns a
-    ``LoweredBackendModule``. ``to_backend(edge_program, partitioner_instance)`` gives away what
-    the partitioner tags, nested graphs included, and returns a new program.
-    ``to_backend(method_edge_program_partitioners)`` does so for several methods, each backend
-    seeing its partitions of all methods at once (``preprocess_multimethod``).
+    There are three forms. ``to_backend(backend_id, edge_program, compile_specs)`` delegates a
+    whole program and returns a ``LoweredBackendModule``. ``to_backend(edge_program,
+    partitioner_instance)`` delegates the nodes that the partitioner tags, also in nested graphs,
+    and returns a new program. ``to_backend(method_edge_program_partitioners)`` does the same for
+    several methods; a backend can compile its partitions of all methods together
+    (``preprocess_multimethod``).
 
-    What is passed in is never changed, whether lowering succeeds or not. Weights are not copied.
-    Results come in the same order, and are the same, with or without executor and cache.
+    Arguments are never changed, also if lowering fails. Weights are not copied. Results do not
+    depend on executor and cache.
 
     Args:
-        *args: What the form takes: ``backend_id``, the name of a backend; ``edge_program``, any
-            ``ExportedProgram``; ``compile_specs``, what the backend is to know;
-            ``partitioner_instance``, or for short ``partitioner``: any callable from a program to
-            something with ``tagged_exported_program`` and ``partition_tags``, or ``by_module``:
+        *args: The arguments of the form: ``backend_id``, the name of a backend; ``edge_program``,
+            any ``ExportedProgram``; ``compile_specs``, settings of the backend;
+            ``partitioner_instance`` or ``partitioner``, a callable from a program to an object
+            with ``tagged_exported_program`` and ``partition_tags``, or instead ``by_module``,
             partitioners or backends by patterns of module names (``ModulePartitioner``);
             ``method_edge_program_partitioners``, a ``MethodProgramsPartitionerSpec``.
-        **named: The same by name.
-        executor: Any ``concurrent.futures.Executor``: partitions are sent to it and preprocessed
-            side by side. Backends must be importable there.
-        cache: A directory of results by content (graph, weights, specs, backend version); it may
-            be shared by concurrent lowerings, and be a URL that ``fsspec`` knows.
-        progress: Called with the number of partitions done, of all, and the last of them; if None,
-            a bar is shown where standard error is a terminal.
+        **named: The same arguments by name.
+        executor: A ``concurrent.futures.Executor`` that compiles partitions in parallel. Its
+            workers must be able to import the backends.
+        cache: Directory or ``fsspec`` URL of a cache of compiled partitions, by content (graph,
+            weights, specs, backend version). Concurrent lowerings may share it.
+        progress: Called with the number of compiled partitions, the number of all, and the label
+            of the last; if None, a progress bar is shown on a terminal.
 
     Returns:
         A ``LoweredBackendModule``, a program, or a program for each method.
 
     Raises:
-        BackendNotFoundError: A backend is not known; AmbiguousBackendError: two are.
-        PartitionError: A partitioner failed, changed the graph, or tagged what cannot be
+        BackendNotFoundError: A backend is unknown; AmbiguousBackendError: two have the same name.
+        PartitionError: A partitioner failed, changed the graph, or tagged nodes that cannot be
             delegated.
-        OwnershipError: A partition cannot own what it was given.
+        OwnershipError: A partition cannot own a tagged tensor.
         PreprocessError: A backend failed; the message names the partition and its source lines.
         lowerdeck.graph_fuser.CycleError: A value leaves a partition and comes back; the message
             shows the path.
@@ -215,7 +214,7 @@ def to_backend(
 
 
 _FIRST = ("backend_id", "method_edge_program_partitioners", "edge_program")
-"""What the forms of ``to_backend`` begin with."""
+"""Names of the first argument of each form."""
 _Preprocess = Callable[..., dict[str, list[Any]]]
 """``preprocess_partitions`` with the options of one lowering."""
 
@@ -299,10 +298,10 @@ def _lowered(
     *,
     together: bool = False,
 ) -> dict[str, ExportedProgram]:
-    """Return the programs that have partitioners, each with its parts given away."""
+    """Return the programs that have partitioners, with the tagged nodes delegated."""
     for partitioner in partitioners.values():
         require_partitioner(partitioner)
-    # Of functional programs the signature says what they change.
+    # The signature of a functional program lists all mutations.
     programs = {**programs, **{name: _functional(programs[name]) for name in partitioners}}
     state = StateCopies(programs.values())
     cut = {}
@@ -327,17 +326,17 @@ def _lowered(
 
 
 def _functional(program: ExportedProgram) -> ExportedProgram:
-    """Return a program repaired and without writes in place: delegates pass values only."""
+    """Return a repaired program without in-place writes, since delegates only pass values."""
     changed = changed_constant(program)
     if changed is not None:
         raise SignatureError(f"{changed}: re-export the module, or restore its constant")
-    # Regions of modes that change nothing would cut what one partition can hold.
+    # Mode regions split partitions; remove those without an effect.
     program = with_plain_sizes(repair_program(program))
     return functional(remove_noop_mode_regions(program))
 
 
 def _regrouped(values: ExportedProgram, changed: MemoryMap | None = None) -> ExportedProgram:
-    """Return a functional program with its dynamic sizes and views as delegates take them.
+    """Rewrite dynamic sizes, masks and views so that backends can delegate more.
 
     Args:
         values: Any functional program.
@@ -350,7 +349,7 @@ def _regrouped(values: ExportedProgram, changed: MemoryMap | None = None) -> Exp
 def _partitioned(
     program: ExportedProgram, partitioner: PartitionerLike, shared: _Shared | None
 ) -> CutProgram:
-    """Return a copy of ``program``, cut where the partitioner wants it."""
+    """Return a copy of ``program`` with its partitions cut out."""
     program = _regrouped(program, None if shared is None else shared[0])
     if wants_edge(partitioner):
         program = edge_form(program)
@@ -362,7 +361,7 @@ def _partitioned(
     try:
         result: Any
         if isinstance(partitioner, Partitioner):
-            # Called, one of ours would serve ExecuTorch's lowering.
+            # ``__call__`` of our class is for ExecuTorch's lowering.
             with in_torchs_operators(copied):
                 result = partitioner.partition(copied)
         else:

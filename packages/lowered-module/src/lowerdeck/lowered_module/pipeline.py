@@ -1,4 +1,4 @@
-"""``lower``: from models or exported programs to the program of a file, in one call."""
+"""``lower``: from models or exported programs to a ``.pte`` program in one call."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ Model: TypeAlias = (
     | tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]
     | tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any], Any]
 )
-"""A module with example inputs, then those by name, then ``dynamic_shapes`` of torch.export."""
+"""A module, example args, example kwargs and ``dynamic_shapes`` of torch.export."""
 
 Partitioners: TypeAlias = PartitionerLike | str | Sequence[PartitionerLike | str]
-"""One partitioner or several, of which the first chooses first; a text names an installed one."""
+"""One or several partitioners, in order of precedence; a string names an installed one."""
 
 STAGES = ("export", "decompose", "lower", "emit")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoweredProgram(EmittedProgram):
-    """What ``lower`` returns: the program for the runtime, and what it was made of.
+    """Result of ``lower``: the program for the runtime and the lowered methods.
 
     Attributes:
-        programs: The lowered program of each method, delegates in place.
+        programs: The lowered program of each method, including its delegates.
         seconds: Wall time of each stage.
     """
 
@@ -63,17 +63,17 @@ class LoweredProgram(EmittedProgram):
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def delegation(self, method: str | None = None) -> DelegationSummary:
-        """Return what went to backends, what was left and why; ``print`` it for a table.
+        """Return the delegated and other nodes, with reasons; ``print`` it for a table.
 
         Args:
-            method: One method; None for all together.
+            method: Name of a method; None for all methods.
 
         Raises:
             LoweringError: The method is missing.
         """
         if method is not None and method not in self.programs:
             raise LoweringError(
-                f"there is no method {method!r} that was lowered, but {', '.join(self.programs)}"
+                f"there is no lowered method {method!r}, only {', '.join(self.programs)}"
             )
         return delegation_summary(self.programs if method is None else self.programs[method])
 
@@ -91,36 +91,35 @@ def lower(
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> LoweredProgram:
-    """Return the program that the official runtime runs, with parts of it given to backends.
+    """Lower models or exported programs to one program for the official runtime.
 
-    Each method is exported if it is a module, decomposed into core ATen operators but for those
-    that its partitioners want whole, partitioned, preprocessed and emitted. A method without
-    partitioners is decomposed by ``emit`` alone. Nothing that is passed in is changed, and weights
-    are not copied.
+    Each method is exported if it is a module, decomposed to core ATen operators except those that
+    its partitioners keep, partitioned, compiled by the backends and emitted. Arguments are not
+    changed and weights are not copied.
 
     Args:
         programs: An exported program, or a module with example inputs: ``(module, args)``,
-            ``(module, args, kwargs)`` or ``(module, args, kwargs, dynamic_shapes)``. It becomes
-            the method ``forward``. Several of them by method name share what they share in memory.
-        partitioners: Who chooses what goes to backends: a partitioner, the name of a backend
-            whose partitioner is installed, or a list of which the first chooses first; for all
-            methods, or in a mapping by method. None leaves everything to the runtime's kernels.
-        dynamic_shapes: As torch.export takes them, for ``(module, args)`` or
-            ``(module, args, kwargs)``: the fourth element of the tuple.
-        constant_methods: Values that additional methods return.
-        bounds: Upper bounds of dynamic dimensions, for which memory is planned: a size for all of
-            inputs that have none, or sizes by name, such as ``{"batch": 8, "x": {1: 512}}``; see
+            ``(module, args, kwargs)`` or ``(module, args, kwargs, dynamic_shapes)``; it becomes
+            the method ``forward``. Or a mapping of these by method name; weights that methods
+            share in memory are stored once.
+        partitioners: A partitioner, the name of an installed backend, or a list of them in order
+            of precedence; for all methods, or a mapping by method. None delegates nothing.
+        dynamic_shapes: The ``dynamic_shapes`` of torch.export, for ``(module, args)`` or
+            ``(module, args, kwargs)``.
+        constant_methods: Additional methods without inputs: names and values.
+        bounds: Upper bounds of dynamic dimensions, for planning memory: a number for all unbounded
+            dimensions, or sizes by name, such as ``{"batch": 8, "x": {1: 512}}``; see
             :data:`lowerdeck.emitter.Bounds`.
-        config: Settings of the emission.
-        shared_state: As ``lowerdeck.emitter.emit`` takes it.
-        executor: As ``to_backend`` takes it: partitions are sent to it.
-        cache: As ``to_backend`` takes it: a directory of results by content.
-        progress: As ``to_backend`` takes it; if None, stages are shown where standard error is a
-            terminal.
+        config: Settings of ``emit``.
+        shared_state: See ``lowerdeck.emitter.emit``.
+        executor: Compiles partitions in parallel; see ``to_backend``.
+        cache: Cache of compiled partitions; see ``to_backend``.
+        progress: See ``to_backend``; if None, stages are shown on a terminal.
 
     Raises:
-        LoweringError: A method is of another kind, or cannot be exported, decomposed or lowered.
-        lowerdeck.emitter.EmitterError: It cannot be emitted.
+        LoweringError: A method is another kind of object, or cannot be exported, decomposed or
+            lowered.
+        lowerdeck.emitter.EmitterError: The lowered program cannot be emitted.
 
     Example:
         >>> import torch
@@ -135,7 +134,7 @@ def lower(
     """
     if dynamic_shapes is not None:
         if not isinstance(programs, tuple) or len(programs) not in (2, 3):
-            raise LoweringError("dynamic_shapes is for (module, args) or (module, args, kwargs)")
+            raise LoweringError("dynamic_shapes needs (module, args) or (module, args, kwargs)")
         programs = (*programs, *({},)[len(programs) - 2 :], dynamic_shapes)
     methods = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     chosen = _by_method(partitioners, methods)
@@ -165,7 +164,7 @@ def lower_exported(
     progress: Progress | None = None,
     **options: Any,
 ) -> LoweredProgram:
-    """Return what ``lower`` returns, from programs as they were exported.
+    """Do what ``lower`` does, for exported programs.
 
     Args:
         programs: The program of each method.
@@ -174,9 +173,9 @@ def lower_exported(
         **options: ``executor`` and ``cache``, likewise.
     """
     with stages.stage("decompose"):
-        # A file has no device, and on a GPU attention is decomposed into other kernels.
+        # Files have no device, and attention has other kernels on a GPU.
         exported = bounded(methods_on_cpu(programs), None if config is None else config.bounds)
-        # Without partitioners a program stays as exported: `emit` decomposes it by another table.
+        # Programs without partitioners are not decomposed: `emit` does it with another table.
         partitioned = {name: exported[name] for name, entry in partitioners.items() if entry}
         lowered = {**exported, **decomposed_for(partitioners, partitioned)}
     with stages.stage("lower"):
@@ -222,8 +221,7 @@ def _settings(
     twice = settings.constant_methods.keys() & constant_methods.keys()
     if twice:
         raise LoweringError(
-            f"constant_methods and config both say what {', '.join(sorted(twice))} returns: say "
-            "it once"
+            f"constant_methods and config both define {', '.join(sorted(twice))}: define it once"
         )
     return replace(
         settings,
@@ -249,7 +247,7 @@ class Example:
         module: The module; of an exported program, its ``module()``.
         args: Example inputs by position.
         kwargs: Example inputs by name.
-        dynamic_shapes: As torch.export takes them.
+        dynamic_shapes: The ``dynamic_shapes`` of torch.export.
         program: The exported program, if one was given.
     """
 
@@ -260,10 +258,10 @@ class Example:
     program: ExportedProgram | None = None
 
     def with_dynamic_batch(self, least: int, most: int) -> Example:
-        """Return it with a dynamic dimension 0, the same for all tensors among its inputs.
+        """Return a copy with a dynamic dimension 0, shared by all input tensors.
 
         Raises:
-            LoweringError: It has dynamic shapes, or is exported already.
+            LoweringError: It has dynamic shapes, or is an exported program.
         """
         if self.program is not None or self.dynamic_shapes is not None:
             raise LoweringError(
@@ -283,7 +281,7 @@ class Example:
         """Return the exported program.
 
         Args:
-            origin: Where the module is from, for an error.
+            origin: Description of the module for errors.
 
         Raises:
             LoweringError: torch cannot export it.
@@ -359,8 +357,8 @@ def separate_inputs(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return example inputs, each a different tensor.
 
-    torch.export identifies inputs by tensor object: of a tensor that is given twice, or that is
-    also a parameter or buffer of the module, the program reads only one.
+    torch.export identifies inputs by tensor object: if a tensor is passed twice or is also a
+    parameter or buffer of the module, the program has one input for both.
 
     Args:
         kwargs: Example inputs by name.
@@ -386,17 +384,17 @@ def decomposed_for(
     *,
     keep: Iterable[OpOverload] = (),
 ) -> dict[str, ExportedProgram]:
-    """Return programs in core ATen operators, and those that their partitioners want whole.
+    """Decompose programs to core ATen operators, except those that their partitioners keep.
 
-    It is the step of ``lower`` before ``to_backend``.
+    This is the step of ``lower`` before ``to_backend``.
 
     Args:
         partitioners: The partitioners of each method.
         programs: The program of each method.
-        keep: Operators that stay whole whatever the partitioners want.
+        keep: Operators that are not decomposed in any case.
 
     Raises:
-        LoweringError: A partitioner is none or cannot say what it wants, or a program cannot be
+        LoweringError: ``ops_to_not_decompose`` of a partitioner failed, or a program cannot be
             decomposed.
 
     Example:
@@ -422,8 +420,8 @@ def decomposed_for(
     return decomposed
 
 
-# Its parts compute the index of each element in a dozen kernels, which dynamic sizes leave to
-# every call; the runtime has one kernel for it.
+# Decomposed, it computes the index of each element with a dozen kernels, at each call if sizes are
+# dynamic; the runtime has one kernel for it.
 _ROLL = torch.ops.aten.roll.default
 
 
@@ -431,7 +429,7 @@ def _is_dynamic(call: Node) -> bool:
     return any(map(varies, call.meta["val"].shape))
 
 
-# Layers that are made of others: they may contain what a partitioner wants whole.
+# Composite layers may contain operators that a partitioner keeps.
 _RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
 _RECURRENT |= {"aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell"}
 
@@ -439,7 +437,7 @@ _RECURRENT |= {"aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten
 def _decomposed(
     program: ExportedProgram, kept: Mapping[OpOverload, Any], cache: DecompositionCache
 ) -> ExportedProgram:
-    """Return a decomposed program, but for the calls that stay whole, also inside of others."""
+    """Decompose a program except for kept operators, also those inside composite operators."""
     called = {
         schema_of(node.target).name
         for node in nodes_of(program.graph_module)
@@ -447,13 +445,13 @@ def _decomposed(
     }
     if called.isdisjoint(_RECURRENT) or all(predicate is None for predicate in kept.values()):
         return decompose(program, keep=kept, cache=cache)
-    # A predicate is asked about calls, and those inside are none yet: they come out first.
+    # Predicates take nodes: first decompose composite operators that contain kept ones.
     every = [operator for operator in kept if can_keep(operator)]
     return decompose(decompose(program, keep=every), keep=kept)
 
 
 def _kept(program: ExportedProgram, partitioners: Sequence[Any]) -> dict[OpOverload, Any]:
-    """Return what stays whole for any of some partitioners: operators, with which calls do."""
+    """Return the operators that any of the partitioners keeps, with a predicate or None."""
     kept: dict[OpOverload, Any] = {}
     for partitioner in partitioners:
         require_partitioner(partitioner)
@@ -464,7 +462,7 @@ def _kept(program: ExportedProgram, partitioners: Sequence[Any]) -> dict[OpOverl
             operators, predicate = method(program)
             if predicate is not None and not callable(predicate):
                 raise TypeError(f"the predicate is {predicate!r}")
-            # What writes or returns a view is decomposed all the same, as in exir.
+            # As in exir, operators that write or return views are decomposed nevertheless.
             able = [each for each in operators if can_keep(each, some=predicate is not None)]
         except Exception as error:
             raise LoweringError(
@@ -478,7 +476,7 @@ def _kept(program: ExportedProgram, partitioners: Sequence[Any]) -> dict[OpOverl
 
 
 def _either(first: Any, other: Any) -> Callable[[Node], bool] | None:
-    """Return which calls either of two predicates keeps; None keeps all."""
+    """Return the disjunction of two predicates; None is always true."""
     if first is None or other is None:
         return None
     return lambda call: first(call) or other(call)

@@ -20,15 +20,15 @@ Progress = Callable[[int, int, str], None]
 
 @contextmanager
 def shown(progress: Progress | None, total: int) -> Iterator[Progress]:
-    """Yield what to call after each partition.
+    """Yield the callback for finished partitions.
 
     Args:
-        progress: The caller's own callback; None shows a bar if standard error is a terminal.
+        progress: The user's callback; None shows a progress bar if standard error is a terminal.
     """
     if progress is not None:
         yield progress
         return
-    # Without a terminal tqdm shows nothing; it takes a closed stream for a terminal.
+    # tqdm takes a closed stream for a terminal.
     disable = True if total < 2 or is_closed("stderr") else None
     with tqdm(total=total, desc="lowering", unit="partition", leave=False, disable=disable) as bar:
 
@@ -40,13 +40,13 @@ def shown(progress: Progress | None, total: int) -> Iterator[Progress]:
 
 
 class Stages:
-    """Shows a bar of stages while it is open, where standard error is a terminal.
+    """Context manager that shows a bar of stages if standard error is a terminal.
 
     Args:
-        names: The stages, in their order.
+        names: Names of the stages, in order.
 
     Attributes:
-        seconds: Wall time of each stage that is done.
+        seconds: Wall time of each finished stage.
 
     Example:
         >>> with Stages(["export", "lower"]) as stages:
@@ -58,10 +58,10 @@ class Stages:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.seconds: dict[str, float] = {}
-        # tqdm shows it on any stderr that does not deny to be a terminal, even on none.
+        # tqdm shows the bar unless stderr reports that it is no terminal, even if stderr is None.
         self._closed = is_closed("stderr")
         disable = True if self._closed else None
-        # Code that captures messages replaces the stream meanwhile.
+        # The current stream, as messages may be captured meanwhile.
         self._stderr = sys.stderr
         self._bar: Any = tqdm(total=len(names), unit="stage", disable=disable, leave=False)
 
@@ -70,7 +70,7 @@ class Stages:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.close()
 
     @contextmanager
@@ -84,11 +84,11 @@ class Stages:
         self._bar.update()
 
     def trial(self, done: int, total: int, label: str) -> None:
-        """Print a line on standard error, terminal or not: a ``Progress`` of what takes long.
+        """Print a line on standard error, also without a terminal; usable as ``Progress``.
 
         Args:
             done: Number of trials done.
-            label: What came of the last one.
+            label: Result of the last one.
         """
         if not self._closed:
             self._bar.write(f"  {done} of {total}: {label}", file=self._stderr)
@@ -96,21 +96,20 @@ class Stages:
             self._stderr.flush()
 
     def partition(self, done: int, total: int, label: str) -> None:
-        """Show how far the stage is: a ``Progress``.
+        """Show the progress of a stage; usable as ``Progress``.
 
         Args:
             done: Number of partitions done.
-            label: What the last one is called.
+            label: Label of the last one.
         """
         self._bar.set_postfix_str(f"partition {done} of {total}: {label}")
 
 
 @contextmanager
 def held_messages() -> Iterator[None]:
-    """Capture what is printed and logged to stderr: printed at the end, dropped on an error.
+    """Hold back messages on stderr; print them at the end, or drop them after an error.
 
-    torch prints a failing graph and logs warnings with the error that it raises, and all that
-    is of use is in the error.
+    When torch raises an error it also prints the graph and logs warnings, which add nothing.
 
     Example:
         >>> with held_messages():
@@ -123,14 +122,14 @@ def held_messages() -> Iterator[None]:
         with redirect_stderr(buffer):
             yield
     finally:
-        # Also those that were made inside, which took the stream that they found.
+        # Also handlers created inside, which use the replaced stream.
         _move(buffer, real)
     if not is_closed("stderr"):
         real.write(buffer.getvalue())
 
 
 def _move(old: TextIO, new: TextIO) -> None:
-    """Let torch's loggers that write to one stream write to another one."""
+    """Redirect torch's log handlers from one stream to another."""
     names = [name for name in logging.root.manager.loggerDict if f"{name}.".startswith("torch.")]
     for logger in map(logging.getLogger, names):
         for handler in logger.handlers:

@@ -1,4 +1,4 @@
-"""Quantisation that a backend offers, and its use by the command."""
+"""Quantisation with a backend, for ``lowerdeck lower --quantize``."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ Sample = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Quantization(Protocol):
-    """The ways in which a backend quantises models, for ``lowerdeck lower --quantize``.
+    """Protocol of a backend's quantisation, for ``lowerdeck lower --quantize``.
 
-    A distribution offers it as an entry point in the group ``lowerdeck.quantizations``, under the
-    name of its backend: a class that is made without arguments.
+    Distributions register a class in the entry-point group ``lowerdeck.quantizations`` under the
+    name of the backend; it is created without arguments.
 
     Attributes:
-        modes: What each way does, by name.
-        calibrated: Those that look at samples of inputs.
+        modes: Description of each mode by name.
+        calibrated: Names of the modes that are calibrated with samples.
 
-    A class may also have a method ``why_float(mode, node)``: it returns why the weight that a node
-    of the quantised program reads stays float, or None where the mode keeps floats.
+    A class may also have a method ``why_float(mode, node)`` that returns why the weight read by a
+    node of the quantised program stays float, or None if the mode does not quantise it.
     """
 
     modes: Mapping[str, str]
@@ -55,29 +55,29 @@ class Quantization(Protocol):
 
         Args:
             module: The model, in evaluation mode; it is not changed.
-            kwargs: Example inputs that are given by name.
-            samples: Inputs to calibrate with, positional ones and those by name.
+            kwargs: Example inputs by name.
+            samples: Calibration inputs: args and kwargs of each call.
 
         Raises:
-            ModuleNotFoundError: Something has to be installed; the message says what.
+            ModuleNotFoundError: A package is missing; the message names it.
         """
         ...
 
 
 def quantization_names() -> list[str]:
-    """Return the sorted names of the backends that offer to quantise, without loading any."""
+    """Return the sorted names of backends with quantisation, without importing any."""
     return sorted({entry.name for entry in installed_entries(QUANTIZATIONS)})
 
 
 def find_quantization(name: str) -> Quantization:
-    """Return what the backend called ``name`` offers to quantise with.
+    """Return the quantisation of the backend called ``name``.
 
     Args:
         name: Name of an entry point in the group ``lowerdeck.quantizations``: the backend's.
 
     Raises:
-        BackendNotFoundError: No distribution offers it.
-        AmbiguousBackendError: Several distributions offer different ones.
+        BackendNotFoundError: No distribution has it.
+        AmbiguousBackendError: Several distributions have different ones.
     """
     entry = only_entry(QUANTIZATIONS, name, f"{name!r} does not quantise")
     quantization: Quantization = entry.load()()
@@ -87,15 +87,16 @@ def find_quantization(name: str) -> Quantization:
 def find_offer(
     mode: str, backends: Sequence[str], *, has_samples: bool
 ) -> tuple[str, Quantization]:
-    """Return the name and the offer of the first of some backends that can quantise.
+    """Return the name and quantisation of the first backend that has one.
 
     Args:
         mode: The value of ``--quantize``.
         backends: The values of ``--backend``.
-        has_samples: Whether there are samples of inputs.
+        has_samples: Whether there are calibration samples.
 
     Raises:
-        CommandError: There is none, it lacks that mode, or the mode takes no samples.
+        CommandError: There is none, it lacks the mode, or the mode is not calibrated although
+            there are samples.
     """
     installed = quantization_names()
     name = next((one for one in backends if one in installed), None)
@@ -115,7 +116,7 @@ def find_offer(
         )
     if has_samples and mode not in offer.calibrated:
         raise CommandError(
-            f"--quantize {mode} looks at no samples: leave --calibrate out", ExitStatus.USAGE
+            f"--quantize {mode} is not calibrated: leave --calibrate out", ExitStatus.USAGE
         )
     return name, offer
 
@@ -123,17 +124,17 @@ def find_offer(
 def quantize(
     offer: Quantization, mode: str, model: Example, samples: Sequence[Sample]
 ) -> tuple[ExportedProgram, Partitioner]:
-    """Return the quantised program of a model and the partitioner for it.
+    """Quantise a model; return the program and its partitioner.
 
     Args:
-        offer: What the backend offers.
+        offer: The backend's quantisation.
         mode: One of its modes.
         model: The model with its example inputs.
-        samples: What to calibrate with; the example inputs if there are none.
+        samples: Calibration samples; by default the example inputs.
 
     Raises:
-        CommandError: Something is not installed that this needs.
-        LoweringError: The model cannot be quantised, or the samples do not fit it.
+        CommandError: A required package is missing.
+        LoweringError: The model cannot be quantised, or fails on the samples.
     """
     if model.program is not None:
         raise CommandError(
@@ -148,7 +149,7 @@ def quantize(
         raise CommandError(f"--quantize {mode}: {error}", ExitStatus.FAILED) from error
     except (Exception, SystemExit) as error:
         is_calibrated = mode in offer.calibrated
-        cure = " do the model and the samples to calibrate with fit each other?"
+        cure = " do the calibration samples fit the model?"
         raise LoweringError(
             f"--quantize {mode} failed: {in_a_line(error)};"
             f"{cure if is_calibrated else ''} --debug shows where"
@@ -158,10 +159,10 @@ def quantize(
 def float_weights(
     offer: Quantization, mode: str, program: ExportedProgram
 ) -> tuple[FloatWeight, ...]:
-    """Return the weights of more than 1 kB that stay float in a quantised program, but no biases.
+    """Return the float weights of more than 1 kB in a quantised program, without biases.
 
     Args:
-        offer: What the backend offers.
+        offer: The backend's quantisation.
         mode: One of its modes.
     """
     why_float = getattr(offer, "why_float", None)

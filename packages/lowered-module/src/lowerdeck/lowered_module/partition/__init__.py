@@ -1,1 +1,1 @@
-"""Partitions cut out of a program, and delegates put in."""
+"""Move partitions to submodules, and replace them by delegates."""

@@ -1,4 +1,4 @@
-"""Cut a tagged program into its partitions, without losing what the program knew of them."""
+"""Move the partitions of a tagged program to submodules."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from lowerdeck.torch_base import attribute_of
 
 @dataclass(slots=True)
 class Cut:
-    """One partition on its way from nodes to a delegate.
+    """One partition, before and after it is compiled.
 
     Attributes:
-        backend_id: Name of the backend that it goes to.
-        backend: The class of that name.
+        backend_id: Name of its backend.
+        backend: Class of the backend.
         compile_specs: The compile specs of that backend.
         program: The partition as a program.
-        label: What errors call it: the tag, and the nested graph if any.
-        owner: The graph that it was cut out of; None if it is a whole program.
-        call: The node of ``owner`` that calls it; likewise.
-        owned: The owner's specs of the inputs that it owns, by the owner's node name.
-        mutated: The owner's specs of the mutations that it performs, by the name of the owner's
-            node that carried the new value.
+        label: Its name in errors: the tag, and the nested graph if any.
+        owner: The graph that it was moved out of; None for a whole program.
+        call: The node of ``owner`` that calls it; None for a whole program.
+        owned: Input specs of the program for the tensors that it owns, by node name.
+        mutated: Output specs of the program for the mutations that it performs, by the name of the
+            node with the new value.
     """
 
     backend_id: str
@@ -55,10 +55,10 @@ class Cut:
 
 @dataclass(slots=True)
 class CutProgram:
-    """A program whose partitions were cut out, being worked on in place.
+    """A program whose partitions were moved to submodules; changed in place.
 
     Attributes:
-        cuts: The partitions, those of the outermost graph first, each in the graph's order.
+        cuts: The partitions in the graph's order, those of the outermost graph first.
         next_handle: The smallest debug handle above all in use.
     """
 
@@ -68,30 +68,30 @@ class CutProgram:
 
 
 def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram:
-    """Cut the tagged partitions out of ``program``, in place, nested graphs included.
+    """Move the tagged partitions of ``program`` to submodules, in place, also in nested graphs.
 
     Args:
         program: A working copy with real weights and tags.
-        tags: What each tag means.
+        tags: The ``DelegationSpec`` of each tag.
 
     Returns:
         The program with its partitions.
 
     Raises:
-        AliasingError: A cut would lose a write in place.
-        BackendNotFoundError: A partition goes to no known backend.
-        PartitionError: A node has a tag that may have none.
-        OwnershipError: A partition cannot own what it should.
-        lowerdeck.graph_fuser.GraphFuserError: A partition's nodes cannot be one call, because a
-            value leaves the partition and comes back.
+        AliasingError: A partition would lose an in-place write.
+        BackendNotFoundError: The backend of a partition is unknown.
+        PartitionError: A node that cannot be delegated is tagged.
+        OwnershipError: A partition cannot own a tagged tensor.
+        lowerdeck.graph_fuser.GraphFuserError: A value leaves a partition and comes back, so it
+            cannot be one call.
     """
     top = program.graph_module
     groups = group_by_tag(top, tags)
-    # Aliases of operators of ExecuTorch's own dialect are unknown.
+    # The Edge dialect does not declare aliases.
     with in_torchs_operators(program):
         owned = settle_ownership(program, groups, tags)
     next_handle = assign_debug_handles(top)
-    # A DelegationSpec of ExecuTorch means a backend of ExecuTorch.
+    # A DelegationSpec of ExecuTorch names a backend of ExecuTorch.
     find = cache(lambda name, is_exirs: find_backend(name, peers=is_exirs))
     cuts: list[Cut] = []
     seen: set[int] = set()
@@ -102,7 +102,7 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
             continue
         seen.add(id(gm))
         if where:
-            # Nothing is owned in nested graphs: what they read, they are given.
+            # Nested graphs get all tensors as inputs, so their partitions own none.
             groups, owned = group_by_tag(gm, tags), {}
         for tag, call, parts in _cut_graph(program, gm, groups, owned):
             spec = tags[tag]
@@ -122,14 +122,15 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
 def _cut_graph(
     program: ExportedProgram, gm: GraphModule, groups: Groups, owned: Mapping[str, Sequence[Node]]
 ) -> Iterator[tuple[str, Node, Any]]:
-    """Cut the groups out of one graph; yield tag, call and parts of each, in the graph's order."""
+    """Move the groups of one graph to submodules; yield the tag, call and parts of each."""
     if not groups:
         return
     refuse_lost_mutation(program, gm, {n: tag for tag, nodes in groups.items() for n in nodes})
     regions: dict[Region, str] = {}
-    # Tags may hold dots or clash with attributes: the submodules get names of our own.
+    # Tags may contain dots or clash with attributes, so submodules get new names.
     for (tag, nodes), name in zip(groups.items(), free_names(gm, "fused"), strict=False):
-        # What is owned but not read (an unused weight, a buffer that is only written) is forced.
+        # Owned tensors that are not read (unused weights, write-only buffers) are forced to be
+        # inputs.
         inside = set(nodes)
         unread = [node for node in owned.get(tag, ()) if not inside.intersection(node.users)]
         regions[Region(name, nodes, always_return_tuple=True, inputs=unread)] = tag
@@ -153,10 +154,10 @@ def _cut_graph(
 
 
 def free_names(module: torch.nn.Module, stem: str) -> Iterator[str]:
-    """Yield names for attributes that a module does not have yet, numbered from 0.
+    """Yield unused attribute names of a module, numbered from 0.
 
     Args:
-        module: The module; what is yielded may be added to it meanwhile.
+        module: The module; the yielded names may be added to it meanwhile.
         stem: The names without their numbers.
     """
     return (name for n in count() if not hasattr(module, name := f"{stem}_{n}"))

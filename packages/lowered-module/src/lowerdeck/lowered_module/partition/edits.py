@@ -1,4 +1,4 @@
-"""Find out whether a partitioner changed the graph that it was only to tag."""
+"""Detect whether a partitioner changed the graph beyond its tags."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lowerdeck.torch_base import attribute_of
 
 
 def first_edit(before: GraphModule, after: GraphModule) -> str | None:
-    """Return in words the first difference between two graphs, or None where there is none.
+    """Return a description of the first difference between two graphs, or None.
 
-    Compared are operators, arguments and keyword arguments with every literal in them, the order
-    of nodes, and nested graphs likewise; metadata and node names are not.
+    Compares operators, arguments with all literals, the order of nodes, and nested graphs; ignores
+    metadata and node names.
 
     Args:
-        before: The graph as it was.
-        after: The graph as it came back.
+        before: The original graph.
+        after: The graph returned by the partitioner.
     """
     old, new = list(before.graph.nodes), list(after.graph.nodes)
     match: dict[Node, Node] = {}
@@ -42,7 +42,7 @@ def first_edit(before: GraphModule, after: GraphModule) -> str | None:
 
 
 def _same_target(before: Node, other: Node) -> bool:
-    # Placeholders are known by their position: fx gives copies other names where it must.
+    # Placeholders are compared by position, as fx may rename them in copies.
     return before.op in ("placeholder", "output") or before.target == other.target
 
 

@@ -1,4 +1,4 @@
-"""From tags on nodes to the groups of nodes that are cut out of one graph."""
+"""Collect the tagged nodes of a graph into the groups to delegate."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
 
 
 def warn_of_lost_tags(before: GraphModule, after: GraphModule, tags: Container[object]) -> None:
-    """Warn where a partitioner tagged nodes that it named no backend for: none would get them.
+    """Warn if a partitioner used tags without a backend: these nodes are not delegated.
 
-    Tags from before it ran are passed over, for an earlier partitioner may have left some.
+    Tags that existed before it ran are ignored: they may be from an earlier partitioner.
 
     Args:
-        before: The graph as the partitioner found it.
-        after: The graph as it left it.
-        tags: The tags that mean something.
+        before: The graph before partitioning.
+        after: The graph after partitioning.
+        tags: The tags with a backend.
     """
     lost: dict[object, list[str]] = {}
     known = {node.meta.get(DELEGATION_TAG) for node in computing_nodes(before)}
@@ -45,19 +45,18 @@ def warn_of_lost_tags(before: GraphModule, after: GraphModule, tags: Container[o
 
 
 def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
-    """Return the nodes of each tag in one graph, completed by what must come along.
+    """Return the nodes of each tag in one graph, and the nodes that must be delegated with them.
 
-    Modifies the graph in place, but only by giving a group its own copy of a get_attr node that
-    others read too. A getitem goes where its source goes, whatever its tag: a border carries
-    single values. Along come the get_attrs that grouped nodes read: branch graphs, earlier
-    delegates, tree specs; a tensor attribute if it is tagged.
+    A getitem is in the group of its producer, since delegates return single values. Groups include
+    the get_attr nodes that they read: branch graphs, earlier delegates, tree specs, and tagged
+    tensor attributes; one that others read too is duplicated in the graph.
 
     Args:
         graph_module: One graph; nested graphs have separate groups.
-        tags: The tags that mean something; others are passed over.
+        tags: The tags with a backend; others are ignored.
 
     Returns:
-        For each tag that computes something here its nodes, in the graph's order.
+        The nodes of each tag that computes something in this graph, in the graph's order.
 
     Raises:
         PartitionError: An output or another node that cannot be delegated is tagged.
@@ -67,7 +66,7 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
     for node in graph_module.graph.nodes:
         tag = node.meta.get(DELEGATION_TAG)
         if is_getitem(node) and isinstance(node.args[0], Node):
-            # A border carries single values, so that a list is opened where it is made.
+            # Delegates return single values, so lists are unpacked in their producer's group.
             tag = tag_of.get(node.args[0])
         if tag is None or tag not in tags or node.op in ("placeholder", "get_attr"):
             continue
@@ -81,7 +80,7 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
     for nodes in groups.values():
         _compute_numbers_outside(nodes, tag_of)
     for tag in [tag for tag, nodes in groups.items() if _is_dead(nodes, tag_of, tag)]:
-        # It is unread: there is nothing to delegate, and a later pass removes the nodes.
+        # The nodes are unread: dead code elimination removes them later.
         for node in groups.pop(tag):
             del tag_of[node]
     for nodes in groups.values():
@@ -102,7 +101,7 @@ def _is_dead(nodes: list[Node], tag_of: dict[Node, str], tag: str) -> bool:
 
 
 def _open_lists(nodes: list[Node], tag_of: dict[Node, str]) -> None:
-    """Let readers outside take the single values of a node that returns a list, not the list."""
+    """Replace uses of a list outside of its group by uses of its elements."""
     for node in list(nodes):
         value = node.meta.get("val")
         readers = [user for user in node.users if tag_of.get(user) != tag_of[node]]
@@ -121,10 +120,10 @@ def _open_lists(nodes: list[Node], tag_of: dict[Node, str]) -> None:
 
 
 def _compute_numbers_outside(nodes: list[Node], tag_of: dict[Node, str]) -> None:
-    """Let readers outside compute the numbers of a partition, such as sizes, by themselves.
+    """Recompute numbers of a partition, such as sizes, for uses outside of it.
 
-    The runtime's delegates return tensors only. A number costs nothing to compute again; the
-    tensor that it is read from leaves the partition instead.
+    Delegates return tensors only. Recomputing a number is cheap; the tensor that it is read from
+    becomes an output of the partition instead.
     """
     copies: dict[Node, Node] = {}
     for node in nodes:
@@ -142,7 +141,7 @@ def _compute_numbers_outside(nodes: list[Node], tag_of: dict[Node, str]) -> None
 
 
 def _copy_outside(node: Node, tag_of: Mapping[Node, str], copies: dict[Node, Node]) -> Node:
-    """Return a copy of ``node`` that reads nothing but tensors of its partition."""
+    """Return a copy of ``node`` that reads only tensors of its partition."""
     waiting = [node]
     while waiting:
         current = waiting[-1]

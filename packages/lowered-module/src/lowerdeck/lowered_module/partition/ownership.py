@@ -23,27 +23,25 @@ Owned = dict[str, list[Node]]
 
 
 def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[str]) -> Owned:
-    """Return the placeholders that each partition owns, in the program's order.
+    """Return the placeholders owned by each partition, in the program's order.
 
-    A tagged constant is owned by every partition that reads it (the tensor itself is shared, not
-    copied); the program keeps it too while something outside the partitions reads it. A tagged
-    buffer that the program mutates is owned by its tag's partition alone, which must compute the
-    new value; if anything else reads the old value, or a view of it that the partition makes, the
-    partition returns that as well, for which a clone is inserted into the graph and into the
-    group, in place.
+    A tagged constant is owned by every partition that reads it, and by the program if another node
+    reads it; the tensor is shared, not copied. A tagged mutated buffer is owned by the partition
+    of its tag, which must compute the new value. If another node reads the old value, or a view of
+    it from the partition, the partition returns a clone of it, which is inserted in place.
 
     Args:
         program: The outermost program, with tags on its placeholders.
         groups: The nodes of each partition of the outermost graph.
-        tags: The tags that mean something.
+        tags: The tags with a backend.
 
     Returns:
         The owned placeholders of each partition.
 
     Raises:
         PartitionError: An input of the user is tagged.
-        OwnershipError: A constant that must not be shared would be, or a mutated buffer cannot
-            move into its partition.
+        OwnershipError: A constant marked ``no_copy`` would be shared, or a mutated buffer cannot
+            be owned by its partition.
     """
     tag_of = {node: tag for tag, nodes in groups.items() for node in nodes}
     values = new_values(program)
@@ -65,8 +63,8 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
         if spec.target in values and USED_ELSEWHERE in node.meta:
             raise OwnershipError(
                 f"buffer {spec.target!r} ({node.name!r}) is tagged {tag!r}, but another method "
-                "that is lowered with this one uses it, and would not see what the delegate does "
-                "to it: leave it untagged"
+                "that is lowered with this one uses it, and would not see the delegate's "
+                "changes: leave it untagged"
             )
         if spec.target in values:
             memory = memory or MemoryUse.of_program(program)
@@ -114,14 +112,13 @@ def _own_state(
             f"{f'by partition {where!r}' if where else 'outside of every partition'}: tag the "
             "computation of the new value alike, or leave the buffer untagged"
         )
-    # After the call the buffer holds the new value, so that others need copies of the old one,
-    # and of its views: whether a backend returns them as they were would be its own affair.
+    # The call overwrites the buffer, so other readers need copies of its old value and views.
     last = node.graph.find_nodes(op="placeholder")[-1]
     inside: list[Node] = []
     for inner in (node, *groups[tag]):
         if inner is not node:
             inside.append(inner)
-        # Elements of a list are looked at by themselves.
+        # Elements of lists are checked separately.
         held = inner.meta.get("val")
         if memory.group(inner) is not memory.group(node) or not isinstance(held, torch.Tensor):
             continue

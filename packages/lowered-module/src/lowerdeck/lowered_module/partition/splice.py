@@ -1,4 +1,4 @@
-"""Put finished delegates into the program in place of their partitions."""
+"""Replace the partitions of a program by their delegates."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from lowerdeck.torch_base import executorch_call_delegate, graphs_of, renamed_ou
 def splice_delegates(
     cut: CutProgram, delegates: Sequence[LoweredBackendModule], copies: StateCopies
 ) -> ExportedProgram:
-    """Return the program with each partition called through its delegate, verified.
+    """Return the verified program with each partition replaced by a call of its delegate.
 
     Args:
-        cut: The program and its partitions; used up.
+        cut: The program and its partitions; not usable afterwards.
         delegates: One per partition, in order.
-        copies: Copies of the state that the program, or another method of it, changes.
+        copies: Copies of the state that any method changes.
 
     Returns:
         A new program that owns its mutable state; constants are shared with the original.
@@ -54,10 +54,10 @@ def splice_delegates(
         _take_results(call, new, delegate)
         owner.graph.erase_node(call)
         owner.delete_submodule(str(call.target))
-    # Tags are one lowering's own: the next would take what is left of them for its partitioner's.
+    # Remove all tags, which the next lowering would take for its own partitioner's.
     for one in (program, *(delegate.original_module for delegate in delegates)):
         strip_tags(one.graph_module)
-    # The outermost graph's code is generated when the new program is made of it.
+    # Creating the new program generates the code of the outermost graph.
     for gm in graphs_of(program.graph_module):
         if gm is not program.graph_module:
             gm.recompile()
@@ -90,7 +90,7 @@ def splice_delegates(
 
 
 def _take_mutations(cut: CutProgram) -> list[OutputSpec]:
-    """Remove what moved into delegates from the graph's output; return the specs of the rest."""
+    """Remove mutations that delegates perform from the outputs; return the other output specs."""
     owned = {id(spec) for part in cut.cuts for specs in part.mutated.values() for spec in specs}
     names = {name for part in cut.cuts for name in part.mutated}
     kept = [(value, spec) for value, spec in outputs_of(cut.program) if id(spec) not in owned]
@@ -103,7 +103,7 @@ def _take_mutations(cut: CutProgram) -> list[OutputSpec]:
 
 
 def _take_results(old: Node, new: Node, delegate: LoweredBackendModule) -> None:
-    """Move the readers of a partition's call to its delegate's, which returns no mutations."""
+    """Replace uses of a partition's results by the delegate's, which include no mutations."""
     outputs = list(outputs_of(delegate.original_module))
     skipped = sum(spec.kind in STATE_MUTATIONS for _, spec in outputs)
     new.meta["val"] = [value_of(value) for value, _ in outputs[skipped:]]
@@ -119,7 +119,7 @@ def _take_results(old: Node, new: Node, delegate: LoweredBackendModule) -> None:
 
 
 def _stack_around(graph: Graph) -> dict[str, Any]:
-    """Return the modules that all nodes of ``graph`` are in, the outermost first."""
+    """Return the modules that contain all nodes of ``graph``, outermost first."""
     around: list[tuple[str, Any]] | None = None
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack")
@@ -133,7 +133,7 @@ def _stack_around(graph: Graph) -> dict[str, Any]:
 def _without(
     values: Mapping[str, Any], owned: set[str | None], still: set[str | None]
 ) -> dict[str, Any]:
-    """Return ``values`` less what is owned, under names that are not used otherwise."""
+    """Return ``values`` without owned tensors that are not used otherwise."""
     gone = {id(values[name]) for name in owned if name is not None and name in values}
     return {
         name: value
@@ -145,7 +145,7 @@ def _without(
 def _call_graph(
     entries: Iterable[ModuleCallEntry], nodes: Iterable[Node]
 ) -> list[ModuleCallEntry]:
-    """Return the call graph less the signatures of modules whose nodes went into delegates."""
+    """Return the call graph without the signatures of modules whose nodes are in delegates."""
     names = {None, "", *(node.name for node in nodes)}
 
     def is_whole(signature: ModuleCallSignature | None) -> bool:

@@ -1,1 +1,1 @@
-"""Partitions given to backends, here or elsewhere, and their results kept."""
+"""Compile partitions in this or other processes, with a cache."""

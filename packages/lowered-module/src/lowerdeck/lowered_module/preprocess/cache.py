@@ -29,32 +29,31 @@ from lowerdeck.torch_base import attribute_of, bytes_of, graphs_of, pytree
 
 FORMAT = "lowerdeck result 4"
 
-# Neither through a link nor waiting for the writer of a pipe, where the system has either.
+# Do not follow symbolic links, nor block on a named pipe.
 _FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_BINARY", 0)
     | getattr(os, "O_NOFOLLOW", 0)
     | getattr(os, "O_NONBLOCK", 0)
 )
-# Others may read an entry, but an entry that others may change is not trusted.
+# Entries that other users can write are not trusted.
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class ResultCache:
-    """Keeps results of ``preprocess`` under keys of their content.
+    """Cache of results of ``preprocess`` by content.
 
-    Threads, processes and machines may share a directory. Nothing in it is trusted: an entry
-    counts as absent if it is not the user's own or others may write it, if it was kept under
-    another key, and if it is cut short or altered. Results are data (bytes and JSON); reading
-    them runs nothing. Behind a URL no owner is known: a user who may write there chooses what
-    programs will contain.
+    Threads, processes and machines may share a directory. An entry is ignored if another user owns
+    it or can write it, if it was stored under another key, or if it is truncated or altered.
+    Entries are bytes and JSON; reading them runs no code. A URL has no owner: anyone who can write
+    there can change the delegates of programs.
 
     Args:
-        directory: Path of a directory, which is made for the user alone if it is not there, or a
-            URL that ``fsspec`` knows, such as ``s3://bucket/folder``.
+        directory: Path of a directory, created with access for the user only if it is missing, or
+            an ``fsspec`` URL, such as ``s3://bucket/folder``.
 
     Raises:
-        CacheError: The directory cannot be made.
+        CacheError: The directory cannot be created.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -63,31 +62,31 @@ class ResultCache:
             self._store = _Remote(self._place) if "://" in self._place else _Directory(self._place)
         except Exception as error:  # each file system has other errors
             raise CacheError(
-                f"no directory for a cache can be made at {self._place!r} ({_reason(error)}): "
+                f"the cache directory cannot be created at {self._place!r} ({_reason(error)}): "
                 "name another one, or lower without a cache"
             ) from error
 
     def get(self, key: str | None) -> PreprocessResult | None:
-        """Return the result kept under ``key``, or None.
+        """Return the result stored under ``key``, or None.
 
         Args:
-            key: From ``content_key``; nothing is kept under None.
+            key: From ``content_key``; None is never found.
         """
         if key is None:
             return None
         try:
             return _decoded(key, self._store.read(_name(key)))
-        except Exception:  # absent, unreadable, or not an entry of ours: compile again
+        except Exception:  # missing, unreadable or invalid: compile again
             return None
 
     def put(self, key: str | None, result: Any) -> None:
-        """Keep ``result`` under ``key``; where that fails (a full disk), warn and go on without.
+        """Store ``result`` under ``key``; warn if that fails (disk full).
 
-        A result with ``delegate_info_meta`` is not kept: that may be any object.
+        Results with ``delegate_info_meta``, which may be any object, are not stored.
 
         Args:
-            key: From ``content_key``; nothing is kept under None.
-            result: What the backend returned.
+            key: From ``content_key``; nothing is stored under None.
+            result: Result of the backend.
         """
         metas = (getattr(result, f"{prefix}delegate_info_meta", None) for prefix in ("", "_"))
         has_objects = any(meta is not None for meta in metas)
@@ -98,8 +97,8 @@ class ResultCache:
             self._store.write(_name(key), content)
         except Exception as error:
             warnings.warn(
-                f"a result of {len(content)} bytes was not kept in the cache {self._place!r}: "
-                f"{_reason(error)}. Lowering goes on without it",
+                f"a result of {len(content)} bytes was not stored in the cache {self._place!r}: "
+                f"{_reason(error)}. Lowering continues",
                 UserWarning,
                 stacklevel=2,
             )
@@ -108,14 +107,14 @@ class ResultCache:
 def content_key(
     program: ExportedProgram, backend: Any, backend_id: str, compile_specs: Iterable[Any]
 ) -> str | None:
-    """Return a digest of all that the result of a backend depends on, or None without one.
+    """Return a digest of everything that a backend's result depends on, or None.
 
-    It covers the graph with its names, shapes, dtypes and debug handles, the weights, the specs,
-    torch's version, and the backend's class and ``version``. There is none if the program holds
-    an object whose content is unknown.
+    It covers the graph with names, shapes, dtypes and debug handles, the weights, the specs,
+    torch's version, and the backend's class and ``version``. It is None if the program contains an
+    object whose content is unknown.
 
     Args:
-        backend_id: The name that the class was found by.
+        backend_id: The name of the backend in the partition's spec.
         compile_specs: The compile specs of the partition.
     """
     version = str(getattr(backend, "version", ""))
@@ -133,11 +132,11 @@ def content_key(
 
 
 class _UnknownContentError(Exception):
-    """An object of a program has no content that can be compared."""
+    """An object of a program has no comparable content."""
 
 
 def _contents(program: ExportedProgram) -> Iterator[Any]:
-    """Yield a program as texts and buffers."""
+    """Yield the content of a program as strings and buffers."""
     signature = program.graph_signature
     yield repr((signature.input_specs, signature.output_specs))
     yield str(program.range_constraints)
@@ -145,7 +144,7 @@ def _contents(program: ExportedProgram) -> Iterator[Any]:
         for node in gm.graph.nodes:
             target = operator_name(node) if node.op == "call_function" else str(node.target)
             values = [_described(leaf) for leaf in pytree.tree_leaves(node.meta.get("val"))]
-            # `custom` says, for one, which file a weight is to go to.
+            # `custom` may name the file of a weight, for example.
             meta = (
                 *(node.meta.get("debug_handle"), AHEAD in node.meta),
                 *(node.meta.get("custom"), node.meta.get(DECISION)),
@@ -163,10 +162,10 @@ def _content_of(value: Any) -> Iterator[Any]:
     if isinstance(value, GraphModule):
         return  # one of the program's graphs
     if not isinstance(value, torch.Tensor):
-        raise _UnknownContentError  # an earlier delegate, say
+        raise _UnknownContentError  # for example, an earlier delegate
     yield _described(value)
     try:
-        # Through views: a lazy copy of weights stays lazy.
+        # Through views, so that copy-on-write weights stay uncopied.
         yield bytes_of(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
     except (RuntimeError, TypeError):
         # Sparse and quantized tensors have no plain bytes.
@@ -184,9 +183,8 @@ def _specs(compile_specs: Iterable[Any]) -> list[tuple[str, bytes]]:
     return [(spec.key, bytes(spec.value)) for spec in compile_specs]
 
 
-# An entry is the SHA-256 of the rest, a line of JSON and the bytes that it describes: the blob and
-# the buffers of named data. The line holds the key, without which a file renamed to another key's
-# would be taken for that key's.
+# An entry is the SHA-256 of the rest, a line of JSON, and the bytes described there: the blob and
+# the buffers of named data. The JSON contains the key, so that a renamed file is detected.
 
 
 def _encoded(key: str, result: Any) -> bytes:
@@ -194,7 +192,7 @@ def _encoded(key: str, result: Any) -> bytes:
     handles = getattr(result, "debug_handle_map", None)
     blobs = [result.processed_bytes, *(() if store is None else store.buffers)]
     views = [memoryview(blob).cast("B") for blob in blobs]
-    # Pairs, because JSON knows no int keys; named data of the program itself is that of tag None.
+    # Pairs, because JSON has no int keys; tag None is for named data of the program itself.
     pairs = None if handles is None else list(handles.items())
     groups = [] if store is None else [(None, store.pte_data), *store.external_data.items()]
     entries = [(tag, key, astuple(data)) for tag, group in groups for key, data in group.items()]
@@ -205,7 +203,7 @@ def _encoded(key: str, result: Any) -> bytes:
 
 
 def _decoded(key: str, entry: bytes) -> PreprocessResult:
-    """Return the result of an entry; raise anything if it is not one of this key."""
+    """Return the result of an entry; raise any exception if it is no entry of this key."""
     start = hashlib.sha256().digest_size
     end = entry.index(b"\n", start) + 1
     if hashlib.sha256(memoryview(entry)[start:]).digest() != entry[:start]:
@@ -219,7 +217,7 @@ def _decoded(key: str, entry: bytes) -> PreprocessResult:
         store = NamedDataStoreOutput(buffers, {}, {tag: {} for tag in tags})
         for tag, name, (index, alignment, layout) in entries:
             if not 0 <= operator.index(index) < len(buffers):
-                raise ValueError("an entry of a buffer that is not there")
+                raise ValueError("an entry of a missing buffer")
             group = store.pte_data if tag is None else store.external_data[tag]
             group[name] = DataEntry(index, operator.index(alignment), layout and _layout(*layout))
     handles = None if pairs is None else {name: tuple(value) for name, value in pairs}
@@ -232,7 +230,7 @@ def _layout(scalar_type: int, sizes: Iterable[int], order: Iterable[int]) -> Ten
 
 
 class _Directory:
-    """A directory of the system, in which only the user's own files count."""
+    """A local directory; files of other users are ignored."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -243,7 +241,7 @@ class _Directory:
             return file.read() if _is_own(os.fstat(file.fileno())) else b""
 
     def write(self, name: str, content: bytes) -> None:
-        """Let a file appear, whole, by one rename."""
+        """Write a file atomically, by a rename."""
         handle, draft = tempfile.mkstemp(dir=self._path, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -255,10 +253,10 @@ class _Directory:
 
 
 class _Remote:
-    """A folder behind a URL, such as a bucket, where a file that is half written has no sum."""
+    """A folder at a URL, such as a bucket; a partly written file has a wrong checksum."""
 
     def __init__(self, url: str) -> None:
-        # Of the extra "url"; today torch needs it as well.
+        # From the extra "url"; torch requires it as well.
         fsspec = importlib.import_module("fsspec")
         self._files: Any
         self._files, self._path = fsspec.core.url_to_fs(url)

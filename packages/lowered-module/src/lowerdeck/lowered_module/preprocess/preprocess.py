@@ -1,4 +1,4 @@
-"""Hand partitions to their backends: one by one, side by side, or all methods at once."""
+"""Compile partitions with their backends: one by one, in parallel, or all methods together."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def preprocess_partitions(
     first_handle: int,
     together: bool = False,
 ) -> dict[str, list[Any]]:
-    """Return the result of each partition of each method, in order, from whichever process.
+    """Return the result of each partition of each method, in order.
 
     Args:
         cuts: The partitions of each method.
-        executor: Where backends run; in this process, one after the other, if None.
-        cache: Where results are looked up and kept.
-        progress: Called after each partition; None shows a bar on a terminal.
+        executor: Runs the backends; None compiles in this process, one by one.
+        cache: Cache of results.
+        progress: Called after each partition; None shows a progress bar on a terminal.
         first_handle: The smallest debug handle above all in use.
-        together: Whether a backend that defines ``preprocess_multimethod`` sees its
-            partitions of all methods at once: here, without executor and cache.
+        together: Whether a backend that defines ``preprocess_multimethod`` gets its partitions of
+            all methods together, in this process and without the cache.
 
     Raises:
-        PreprocessError: A backend raised, or returned too few results or something else. What
-            other partitions came to stays in the cache.
+        PreprocessError: A backend raised an exception, or returned too few or invalid results.
+            Results of other partitions stay in the cache.
     """
     results: dict[int, Any] = {}  # by identity of the partition
     keys: dict[int, str | None] = {}
@@ -104,10 +104,10 @@ def make_delegate(
     """Return the delegate of one partition.
 
     Args:
-        result: What its backend returned.
-        convention: How to call it, where that is not with flat positional arguments.
+        result: Result of its backend.
+        convention: Calling convention, unless it is flat positional arguments.
     """
-    # What the delegate changes is its own from now on: the caller's program keeps its values.
+    # The delegate gets copies of the state that it changes; the caller's program keeps its values.
     give_own_state(cut.program)
     named = getattr(result, "data_store_output", None)
     blob = bytes(result.processed_bytes)
@@ -122,7 +122,7 @@ def make_delegate(
 
 
 def _failure(cut: Cut, error: BaseException) -> PreprocessError:
-    """Return what to raise when the backend of a partition raised ``error``."""
+    """Return the exception for an error of a partition's backend."""
     said = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
     lines: dict[str, None] = {}
     for node in cut.program.graph.nodes:
@@ -153,7 +153,7 @@ def _run_here(cut: Cut) -> Any:
 
 @contextmanager
 def _given(cut: Cut) -> Iterator[tuple[ExportedProgram, bool]]:
-    """Yield what a backend is given, in torch's operators, and whether it was in ExecuTorch's."""
+    """Yield a backend's program in torch's operators, and whether it is in the Edge dialect."""
     backend, own_copy = cut.backend, backend_own_copy(cut.backend)
     if own_copy is not None:
         copied = own_copy(cut.program, cut.compile_specs)
@@ -168,7 +168,7 @@ def _given(cut: Cut) -> Iterator[tuple[ExportedProgram, bool]]:
 
 
 def _gather(futures: dict[Future[Any], Cut], keep: Callable[[Cut, Any], None]) -> None:
-    """Keep what arrives; at the first failure cancel what has not begun and wait for the rest."""
+    """Collect results; after a failure, cancel pending tasks and wait for running ones."""
     failures: dict[int, BaseException] = {}
     pending = set(futures)
     order = {future: number for number, future in enumerate(futures)}
@@ -188,7 +188,7 @@ def _gather(futures: dict[Future[Any], Cut], keep: Callable[[Cut, Any], None]) -
             # while its task ends.
             pending = {future for future in pending if not future.cancel()}
     if failures:
-        # That of the first partition, not the first to arrive: the same error in every run.
+        # Raise the error of the first partition in order, not in time: the same in every run.
         raise failures[min(failures)]
 
 

@@ -1,4 +1,4 @@
-"""Tasks: partitions as bytes, to be compiled in another process."""
+"""Serialized partitions for compilation in another process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lowerdeck.lowered_module.program.pickling import dump_program, load_program
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A partition as bytes.
+    """A serialized partition.
 
     Attributes:
         program: The partition, which refers to its tensors by number.
-        tensors: The list of these tensors as ``torch.save`` writes it.
+        tensors: The list of these tensors, written by ``torch.save``.
         backend: The backend class; the other process must be able to import it.
         compile_specs: The compile specs of the partition.
     """
@@ -35,7 +35,7 @@ class Task:
         """Return the task of compiling ``program``.
 
         Raises:
-            PreprocessError: The program holds what cannot be pickled.
+            PreprocessError: The program contains an object that cannot be pickled.
         """
         tensors: list[torch.Tensor] = []
         try:
@@ -50,11 +50,11 @@ class Task:
         return cls(content, stream.getvalue(), backend, compile_specs)
 
     def run(self) -> PreprocessResult:
-        """Return what the backend makes of the partition; called in the other process.
+        """Return the backend's result; called in the other process.
 
         Raises:
             PreprocessError: The program or its weights cannot be read here.
-            Exception: Whatever the backend raises.
+            Exception: Raised by the backend.
         """
         try:
             tensors = torch.load(io.BytesIO(self.tensors), weights_only=True)

@@ -1,4 +1,4 @@
-"""Numbers that tie what runs on a device back to the nodes of the program."""
+"""Debug handles, which map instructions of a device to nodes of the program."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from lowerdeck.torch_base import graphs_of
 
 HANDLE = "debug_handle"
 
-# A backend may lower parts of its partition in preprocess: those handles must not meet others of
-# the program around, which it does not see.
-_free: ContextVar[int] = ContextVar("first debug handle free in the programs around", default=0)
+# A backend may lower parts of its partition in preprocess: their handles must differ from those of
+# the enclosing program.
+_free: ContextVar[int] = ContextVar(
+    "first unused debug handle of the enclosing programs", default=0
+)
 
 
 def assign_debug_handles(graph_module: GraphModule) -> int:
-    """Give each call and attribute without a debug handle a new one; return the next free one.
+    """Assign new debug handles to calls and attributes without one; return the next unused one.
 
-    Modifies node metadata in place. Handles that are there already are kept, so that a program
-    whose handles were assigned by another tool still maps to that tool's records. New handles
-    are unique across the program with all its nested graphs.
+    Modifies node metadata in place. Existing handles are kept, since they may refer to records of
+    another tool. New handles are unique in the program with its nested graphs.
 
     Returns:
-        The smallest handle above all in use.
+        The smallest handle above all used ones.
     """
     all_graphs = list(graphs_of(graph_module))
     highest = max((handle for gm in all_graphs for handle in _handles(gm.graph)), default=0)
     following = max(1 + highest, _free.get())
     for gm in all_graphs:
         for node in gm.graph.nodes:
-            # exir numbers what reads attributes too, and backends written for it ask for that.
+            # exir numbers get_attr nodes too, and backends written for it require that.
             named = node.op in ("call_function", "get_attr")
             if named and not isinstance(node.meta.get(HANDLE), int):
                 node.meta[HANDLE] = following
@@ -49,12 +50,12 @@ def _handles(graph: Graph) -> Iterator[int]:
 
 @contextmanager
 def handles_taken(below: int) -> Iterator[None]:
-    """Let programs that are lowered meanwhile use no handle smaller than ``below``.
+    """Reserve the handles smaller than ``below`` while the context is active.
 
-    What they use stays taken for the next one.
+    Handles that nested lowerings use stay reserved.
 
     Args:
-        below: The smallest handle above all in use.
+        below: The smallest handle above all used ones.
     """
     token = _free.set(max(_free.get(), below))
     try:
@@ -64,10 +65,10 @@ def handles_taken(below: int) -> Iterator[None]:
 
 
 def take_handles(below: int) -> None:
-    """Say that a program inside another's preprocess has used the handles smaller than ``below``.
+    """Record that a nested lowering has used the handles smaller than ``below``.
 
     Args:
-        below: The smallest handle above all in use.
+        below: The smallest handle above all used ones.
     """
     if _free.get():
         _free.set(max(_free.get(), below))

@@ -1,8 +1,8 @@
-"""Programs as partitioners of ExecuTorch expect them, and what is left of them as it was.
+"""Convert programs to ExecuTorch's Edge dialect and back.
 
-A partitioner written for ExecuTorch compares with operators of its Edge dialect: what returns
-views is a copy there, and a number next to a tensor is a tensor. A program of torch's operators is
-put into that form for it, and what no backend took gets its operators and numbers back.
+Partitioners written for ExecuTorch compare with operators of the Edge dialect, in which views are
+copies and scalar operands are tensors. Programs are converted for them; afterwards nodes that were
+not delegated get their original operators and scalars back.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from lowerdeck.torch_base import (
     set_program_parts,
 )
 
-# In a node's metadata: the operator that it called, and its arguments that were numbers.
+# Keys of node metadata: the original operator, and the scalar arguments.
 _CALLED = "lowerdeck_called"
 _NUMBERS = "lowerdeck_numbers"
-# In a placeholder's: the number whose tensor it is.
+# Key of placeholder metadata: the scalar in the tensor.
 _NUMBER = "lowerdeck_number"
-# In a graph's: what checked the program before.
+# Key of graph module metadata: the original verifiers.
 _VERIFIERS = "lowerdeck_verifiers"
 
 
 def edge_form(program: ExportedProgram) -> ExportedProgram:
-    """Return a functional program in ExecuTorch's Edge dialect; its tensors are the very same.
+    """Return a functional program in ExecuTorch's Edge dialect, with the same tensor objects.
 
     Args:
         program: Any functional program, of either dialect; not changed.
@@ -72,13 +72,14 @@ def edge_form(program: ExportedProgram) -> ExportedProgram:
 
 
 def leave_edge_form(program: ExportedProgram, parts: Iterable[ExportedProgram] = ()) -> None:
-    """Give a program, in place, the operators and numbers back that :func:`edge_form` replaced.
+    """Restore, in place, the operators and scalars that :func:`edge_form` replaced.
 
-    A call that was changed in the meantime calls torch's operator of the same name.
+    A call that was changed meanwhile gets torch's operator of the same name.
 
     Args:
-        program: What became of a program in that form; another one stays.
-        parts: Partitions that were cut out of it; their inputs stay.
+        program: A program from :func:`edge_form`, possibly changed; other programs are left
+            unchanged.
+        parts: Partitions of it; their inputs are not changed.
     """
     verifiers = program.graph_module.meta.pop(_VERIFIERS, None)
     if verifiers is None:
@@ -95,7 +96,7 @@ def _give_back(node: Node) -> None:
     operator = edge_operator(node.target)
     if is_allocation(node.target):
         _allocate(node)
-    # A call that reads a partition's results has the metadata of one that computes them.
+    # A getitem on a partition's call has the metadata of the node that computed the value.
     if operator is None:
         return
     if called is None or in_edge_dialect(called) is not node.target:
@@ -108,7 +109,7 @@ def _give_back(node: Node) -> None:
 
 
 def _allocate(node: Node) -> None:
-    """Call torch's allocation in place of exir's."""
+    """Replace exir's allocation by torch's."""
     specification: Any = node.args[0]
     shape, dtype = specification
     node.target = torch.ops.aten.empty.memory_format
@@ -121,40 +122,40 @@ def _allocate(node: Node) -> None:
 def changed_as_in_exir(
     program: ExportedProgram, change: Callable[[ExportedProgram], ExportedProgram]
 ) -> ExportedProgram:
-    """Return what a pass makes of a program that was written for ``executorch.exir``.
+    """Apply a pass that was written for ``executorch.exir`` to a program.
 
-    It sees the Edge dialect, as partitioners of ExecuTorch do; what it leaves has its own
-    operators again.
+    The pass gets the program in the Edge dialect; unchanged nodes of its result get their original
+    operators back.
 
     Args:
         program: Any program; not changed.
-        change: Returns what became of the program that it is given, which it may change.
+        change: The pass; it may change its argument in place and returns the result.
 
     Raises:
-        AliasingError: The program writes in place what cannot be said without.
+        AliasingError: The program has an in-place write that cannot be functionalized.
     """
     program = functional(repair_program(program))
     displayed = edge_form(program)
     if displayed is program:
         return change(program)
     changed = change(displayed)
-    # A pass may return another module, without the metadata of the old one.
+    # A pass may return a new module without the metadata.
     changed.graph_module.meta[_VERIFIERS] = list(program.verifiers)
     leave_edge_form(changed)
     return changed
 
 
 def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
-    """Return a program as ``executorch.exir`` shows it: in the Edge dialect, nodes named alike.
+    """Return a program in the Edge dialect, with nodes named as in ``executorch.exir``.
 
-    :func:`in_torch_operators` leads back.
+    :func:`in_torch_operators` is the inverse.
 
     Args:
-        program: Any program; not changed, and returned itself if it is in that dialect or nobody
-            has imported it.
+        program: Any program; not changed, and returned itself if it is in that dialect, or if the
+            dialect was not imported.
 
     Raises:
-        AliasingError: The program writes in place what cannot be said without.
+        AliasingError: The program has an in-place write that cannot be functionalized.
     """
     if not edge_dialect_is_loaded():
         return program
@@ -163,7 +164,7 @@ def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
         return program
     edge = edge_form(program)
     edge = shared_copy(program) if edge is program else edge
-    # Without it nothing leaves that form on the way through `to_backend`.
+    # Without it, `to_backend` would not convert the program back.
     edge.graph_module.meta.pop(_VERIFIERS, None)
     for gm in graphs_of(edge.graph_module):
         _name_calls(gm.graph)
@@ -173,7 +174,7 @@ def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
 
 
 def _name_calls(graph: Graph) -> None:
-    """Name calls of the Edge dialect for their operators, as exir does."""
+    """Name calls of the Edge dialect after their operators, as exir does."""
     names = {node.name for node in graph.nodes}
     counts: dict[str, int] = {}
     for node in graph.nodes:
@@ -209,12 +210,12 @@ def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
 
 
 def torchs_verifiers(program: ExportedProgram) -> list[Any]:
-    """Return what checks a program once it is in torch's operators.
+    """Return the verifiers of a program after its conversion to torch's operators.
 
     Args:
         program: Any program, of either dialect.
     """
-    # Those of the Edge dialect refine torch's own.
+    # Verifiers of the Edge dialect derive from torch's.
     return [
         next(base for base in cls.__mro__ if getattr(base, "dialect", None) != "EDGE")
         for cls in program.verifiers
@@ -226,7 +227,7 @@ def _calls(graph_module: GraphModule) -> list[Node]:
 
 
 def _lift_numbers(program: ExportedProgram) -> None:
-    """Give each number next to a tensor a constant tensor, in the outermost graph."""
+    """Replace scalar operands in the outermost graph by constant tensors."""
     numbers = [
         (node, index, tensor)
         for node in program.graph.nodes
@@ -241,10 +242,9 @@ def _lift_numbers(program: ExportedProgram) -> None:
 
 
 def _numbers(node: Node) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the arguments of a call that are numbers for tensors, as tensors of the other's type.
+    """Yield the scalar operands of a call, as tensors of the other operand's dtype.
 
-    Only where a tensor of that type computes the very same: in half precision a number is exact
-    and a tensor is not.
+    Only if the result is the same: in half precision a scalar is exact and a tensor is not.
     """
     values = [source.meta.get("val") for source in node.all_input_nodes]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
@@ -263,7 +263,7 @@ def _numbers(node: Node) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def _drop_unused(program: ExportedProgram) -> None:
-    """Remove the unread tensors of numbers."""
+    """Remove unread tensors of scalars."""
     specs, constants = [], dict(program.constants)
     for node, spec in inputs_of(program):
         if _NUMBER in node.meta and not node.users:

@@ -1,7 +1,7 @@
-"""Programs as bytes, of which another process makes the same programs again.
+"""Serialize programs exactly, for other processes.
 
-``torch.export.save`` traces what it loads: it renames and merges nodes, and refuses delegates and
-some operators. torch's pickler of graphs keeps each node as it is.
+``torch.export.load`` retraces programs: it renames and merges nodes, and rejects delegates and
+some operators. torch's graph pickler keeps all nodes.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _KEPT |= {AHEAD, DECISION, HANDLE, REJECT, REMARKS}
 def dump_program(program: ExportedProgram, tensors: list[torch.Tensor]) -> bytes:
     """Return a program as bytes that refer to its tensors by number.
 
-    Nodes keep their example values, where they come from, what users noted in ``custom``, debug
-    handles and what partitioners said of them. Operators of ExecuTorch's Edge dialect become
-    torch's, since that dialect makes its operators when it is imported.
+    Nodes keep their example values, provenance, ``custom`` metadata, debug handles, and the tags,
+    reasons and decisions of partitioners. Operators of the Edge dialect become torch's, since they
+    exist only after that dialect is imported.
 
     Args:
         program: Any program; not changed.
-        tensors: The tensors that the bytes refer to; those that are new are appended. Programs
-            that are dumped with one list share their tensors when they are loaded.
+        tensors: The tensors that the bytes refer to; new ones are appended. Programs dumped with
+            one list share their tensors after loading.
 
     Raises:
-        Exception: Whatever pickle raises for an object that it cannot take.
+        Exception: Raised by pickle for an unsupported object.
     """
     stream = io.BytesIO()
     pickler, _ = _classes()
@@ -54,15 +54,15 @@ def dump_program(program: ExportedProgram, tensors: list[torch.Tensor]) -> bytes
 
 
 def load_program(content: bytes, tensors: Sequence[torch.Tensor]) -> Any:
-    """Return what :func:`dump_program` was given.
+    """Return the program of :func:`dump_program`.
 
-    Loading runs code, as all of pickle does: give it only what this program or its workers made.
+    Loading runs code, as with any pickle: load only bytes from this process or its workers.
 
     Args:
         tensors: The tensors that the bytes refer to.
 
     Raises:
-        Exception: Whatever pickle raises.
+        Exception: Raised by pickle.
     """
     _, unpickler = _classes()
     return unpickler(io.BytesIO(content), tensors).load()
@@ -70,7 +70,7 @@ def load_program(content: bytes, tensors: Sequence[torch.Tensor]) -> Any:
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
-    """Return the pickler and the unpickler, classes that torch's are the bases of."""
+    """Return subclasses of torch's graph pickler and unpickler."""
     graph_pickler_class, options_class, unpickler_class, state_class = graph_pickler()
     options = options_class(ops_filter=None, node_metadata_key_filter=_KEPT.__contains__)
 
@@ -101,7 +101,7 @@ def _classes() -> tuple[Any, Any]:
                 return _symbolic, (type(obj), *super().reducer_override(number))
             if isinstance(obj, GraphModule):
                 if any(edge_operator(node.target) for node in obj.graph.nodes):
-                    # torch refuses operators of other classes than its own.
+                    # torch rejects operators of other classes.
                     obj = copy_graph_module(obj)
                     for node in obj.graph.nodes:
                         node.target = edge_operator(node.target) or node.target
@@ -121,7 +121,7 @@ def _classes() -> tuple[Any, Any]:
 
 
 def _fake_mode(unpickling: Any) -> FakeTensorMode:
-    """Return the one mode that all fake tensors of a loaded program are of."""
+    """Return the fake mode that all fake tensors of a loaded program share."""
     mode: FakeTensorMode = unpickling.fake_mode
     return mode
 
@@ -131,7 +131,7 @@ def _symbolic(kind: type, make: Callable[..., Any], args: tuple[Any, ...]) -> An
 
 
 def _renamed(make: Callable[..., Any], args: tuple[Any, ...], names: Sequence[str]) -> Any:
-    """Return a graph module whose nodes have the names that they had, Python's own among them."""
+    """Return a graph module with the original node names, also those that are Python keywords."""
     graph_module = make(*args)
     for node, name in zip(graph_module.graph.nodes, names, strict=True):
         reserve_name(graph_module.graph, name)

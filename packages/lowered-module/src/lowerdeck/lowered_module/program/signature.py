@@ -1,4 +1,4 @@
-"""Surgery on graphs and on the signatures that describe them."""
+"""Edit graphs together with their signatures."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ OWNABLE_KINDS = (
     InputKind.CONSTANT_TENSOR,
     InputKind.CUSTOM_OBJ,
 )
-"""The kinds of inputs that a delegate can own, in the order in which it has them."""
+"""The kinds of inputs that a delegate can own, in the order of its inputs."""
 
 
 @dataclass(slots=True)
 class SignatureIndex:
-    """A program's signature, indexed once so that a thousand partitions can ask it.
+    """Index of a program's signature, for linear time with many partitions.
 
     Attributes:
         inputs: Each placeholder's spec, by node name.
@@ -55,7 +55,7 @@ class SignatureIndex:
 
     @classmethod
     def of(cls, program: ExportedProgram) -> SignatureIndex:
-        """Return the index of ``program``, by the nodes that its graph returns at this time."""
+        """Return the index of ``program`` for the current outputs of its graph."""
         outputs: dict[str, list[OutputSpec]] = {}
         for value, spec in outputs_of(program):
             if isinstance(value, Node):
@@ -91,18 +91,18 @@ def sub_program(
     call: Node,
     index: SignatureIndex,
 ) -> tuple[ExportedProgram, dict[str, InputSpec], dict[str, list[OutputSpec]]]:
-    """Return a partition as a program, and what its owner loses by it.
+    """Return a partition as a program, and the specs that move from its owner to it.
 
-    The partition's inputs are what it owns (parameters, buffers, lifted constants, custom objects;
-    each in the owner's order), then what it is called with, in the owner's order; its outputs are
-    the mutations of what it owns, then what the owner reads, in the owner's order.
+    The partition's inputs are its owned parameters, buffers, lifted constants and custom objects,
+    then the arguments of its call; its outputs are mutations of owned buffers, then the values
+    that the owner reads. Each group is in the owner's order.
 
     Args:
-        submodule: The partition's graph module; arranged in place.
-        owning_program: The program that it was cut out of.
-        mine: Those of its placeholders that it owns, as far as they are of a kind for it.
+        submodule: The partition's graph module, changed in place.
+        owning_program: The program that contains the partition.
+        mine: Names of the partition's owned placeholders; those of other kinds are ignored.
         call: The owner's call of the partition.
-        index: The owner's signature; it serves all partitions.
+        index: Index of the owner's signature, shared by all partitions.
 
     Returns:
         The program; the owner's specs of the inputs that it owns, by the owner's node name; and
@@ -114,7 +114,7 @@ def sub_program(
     specs: dict[Node, InputSpec] = {}
     for inner, source in zip(graph.find_nodes(op="placeholder"), call.args, strict=False):
         if inner not in mine:
-            # It is the tag of another partition, or of one that shares the constant.
+            # It belongs to another partition, or shares the constant with one.
             inner.meta.pop(DELEGATION_TAG, None)
         spec = index.inputs.get(source.name) if isinstance(source, Node) else None
         if isinstance(source, Node) and spec and inner in mine and spec.kind in OWNABLE_KINDS:
@@ -135,8 +135,7 @@ def sub_program(
                 "neither in the state dict nor among the constants"
             )
         input_specs.append(InputSpec(spec.kind, argument, spec.target, spec.persistent))
-        # By where the owner has it and not by its kind: a buffer that is not persistent is a
-        # constant.
+        # Non-persistent buffers are among the constants.
         holder = state if spec.target in owning_program.state_dict else constants
         holder[str(spec.target)] = index.values[spec.target]
     owned = {names[node]: spec for node, spec in specs.items()}
@@ -159,10 +158,10 @@ def sub_program(
 def _outputs(
     submodule: GraphModule, call: Node, index: SignatureIndex, owned: set[str | None]
 ) -> tuple[list[OutputSpec], dict[str, list[OutputSpec]]]:
-    """Arrange the outputs in place; return their specs, and the owner's of what was taken.
+    """Order the outputs in place; return their specs, and the owner's specs of moved mutations.
 
-    New values of what the partition owns come first, then what the owner reads. A new value that
-    the owner reads as well is returned twice, once for either purpose.
+    New values of owned buffers come first, then the values that the owner reads. A new value that
+    the owner reads too is returned twice.
     """
     readers = {user.args[1]: user for user in call.users if user.target is operator.getitem}
     output = submodule.graph.output_node()
@@ -181,14 +180,13 @@ def _outputs(
                 (value, OutputSpec(s.kind, TensorArgument(value.name), s.target))
                 for s in mutations
             ]
-        # One user is the owner's output, which hands the new value back; that one the partition
-        # does now.
+        # One use is the owner's output of the mutation, which moves to the partition.
         if reader is None or not mutations or len(specs) > len(mutations) or len(reader.users) > 1:
             spec = OutputSpec(OutputKind.USER_OUTPUT, argument_of(value), None)
             entries.append((value, spec))
         if reader is not None:
             last_entry[reader] = len(entries) - 1
-    # A stable sort on one bit: within either kind the order stays what callers know.
+    # A stable sort keeps the order within both kinds.
     order = sorted(range(len(entries)), key=lambda entry: entries[entry][1].kind not in MUTATIONS)
     place = {entry: position for position, entry in enumerate(order)}
     for reader, entry in last_entry.items():
@@ -203,7 +201,7 @@ def flat_call_graph(
     """Return the call graph of a program that takes and returns flat tuples.
 
     Args:
-        input_specs: Of the program's signature; those of the user's inputs count.
+        input_specs: Input specs of the program's signature; only user inputs count.
     """
     inputs = sum(spec.kind == InputKind.USER_INPUT for spec in input_specs)
     outputs = sum(spec.kind == OutputKind.USER_OUTPUT for spec in output_specs)
@@ -214,7 +212,7 @@ def flat_call_graph(
 
 
 def argument_of(value: object) -> Any:
-    """Return the argument record by which a signature names ``value``, a node or a constant."""
+    """Return the argument spec of ``value``, a node or a constant."""
     if not isinstance(value, Node):
         return ConstantArgument("", value)  # type: ignore[arg-type]
     example = value.meta.get("val")

@@ -1,4 +1,4 @@
-"""Try backends and partitioners: programs, a reference backend, and a list of what passes."""
+"""Test backends and partitioners: sample programs, a reference backend, conformance checks."""
 
 from lowerdeck.lowered_module.testing.conformance import (
     ConformanceReport,
@@ -13,11 +13,11 @@ from lowerdeck.lowered_module.testing.reference import (
 )
 
 __all__ = [
-    # The list of what passes
+    # Conformance
     "ConformanceReport",
     "check_backend",
     "default_samples",
-    # Programs
+    # Sample programs
     "GeneratedModel",
     "Sample",
     "generated",

@@ -1,4 +1,4 @@
-"""Run a backend and its partitioner against programs, and list what passes."""
+"""Test a backend and its partitioner with sample programs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from lowerdeck.lowered_module.testing.programs import Sample, generated
 
 @dataclass(slots=True)
 class ConformanceReport:
-    """What passed and what did not.
+    """Result of ``check_backend``.
 
     Attributes:
-        delegates: Number of delegates over all samples. Without any, nothing was tried.
-        failures: For each check the samples that failed it, with the reason.
-        tried: For each check the number of samples it was tried on.
-        not_run: For each check that could not be tried, why.
+        delegates: Number of delegates in all samples; without any, nothing was tested.
+        failures: The failed samples of each check, with reasons.
+        tried: The number of samples of each check.
+        not_run: Reasons why checks could not be run.
     """
 
     delegates: int = 0
@@ -40,7 +40,7 @@ class ConformanceReport:
 
     @property
     def passed(self) -> bool:
-        """Whether something was delegated and nothing failed; see also ``not_run``."""
+        """Whether nodes were delegated and no check failed; see also ``not_run``."""
         return self.delegates > 0 and not any(self.failures.values())
 
     def __str__(self) -> str:
@@ -52,34 +52,34 @@ class ConformanceReport:
             )
             lines += [f"        {reason}" for reason in failed[:3]]
         lines += [f"not run  {check}: {reason}" for check, reason in self.not_run.items()]
-        note = "" if self.delegates else ": nothing was delegated, so nothing was tried"
+        note = "" if self.delegates else ": nothing was delegated, so nothing was tested"
         if self.delegates and self.not_run:
             note = ", not run by a runtime half: the numbers of the files are unchecked"
         lines.append(f"{self.delegates} delegates{note}")
         return "\n".join(lines)
 
     def attempt(self, check: str, sample: Sample, action: Callable[[], Any]) -> Any:
-        """Run ``action`` and note whether it raised; return its result, or None.
+        """Run ``action`` and record whether it raised; return its result, or None.
 
         Args:
             check: Name of the check.
-            sample: What it is tried on.
-            action: What to do; it raises if the check fails.
+            sample: The tested sample.
+            action: Raises if the check fails.
         """
         self.tried[check] = self.tried.get(check, 0) + 1
         try:
             return action()
-        except Exception as error:  # the author's code may raise anything
+        except Exception as error:  # a backend may raise anything
             reason = f"{sample.name}: {type(error).__name__}: {error}"
             self.failures.setdefault(check, []).append(reason.splitlines()[0][:300])
             return None
 
 
 def default_samples(seeds: Iterable[int] = range(6)) -> list[Sample]:
-    """Return generated samples: with state, dynamic sizes and branches among them.
+    """Return generated samples, some with state, dynamic sizes and branches.
 
     Args:
-        seeds: One sample is made of each.
+        seeds: One seed for each sample.
     """
     return [
         generated(seed, 10, dynamic=seed % 3 == 1, state=seed % 2 == 0, control_flow=seed % 3 == 2)
@@ -94,18 +94,18 @@ def check_backend(
     runtimes: Mapping[str, Any] | None = None,
     tolerance: float = 1e-4,
 ) -> ConformanceReport:
-    """Return what a partitioner and the backends that it names do well, and what not.
+    """Test a partitioner and its backends on sample programs.
 
     Args:
-        samples: Programs to try, each a ``Sample`` or ``(module, inputs)``; ``default_samples()``
+        samples: Sample programs, each a ``Sample`` or ``(module, inputs)``; ``default_samples()``
             if None.
-        runtimes: Runtime halves by backend id, for ``lowerdeck.runner``, before those that are
-            installed. Without any, files are written and the report says "not run".
-        tolerance: Largest difference from eager that is allowed, absolute and relative; each
-            sample is called three times with different inputs, and its state compared.
+        runtimes: Runtime halves by backend id, which take precedence over installed ones. Without
+            any, files are written but not run.
+        tolerance: Largest allowed difference from eager, absolute and relative; each sample is
+            called three times with different inputs, and its state is compared.
 
     Returns:
-        A report; print it for a list.
+        A report; ``print`` it for a list of checks.
 
     Raises:
         LoweringError: A sample is another object.
@@ -167,7 +167,7 @@ def _try_sample(
 
     attempt("lowering again gives the same blobs", lower_again)
     attempt("debug maps name nodes of their partition", lambda: _check_maps(delegates))
-    # Written before it is run: a program keeps the state that running it in eager leaves.
+    # Write the file first: running the program in eager changes its state.
     emitted = attempt("it can be written", lambda: emit(lowered).to_bytes())
     in_eager = lowered.module()
     attempt(
@@ -197,7 +197,7 @@ def _compare(
     state_of: Callable[[], Mapping[str, torch.Tensor]],
     tolerance: float,
 ) -> None:
-    """Compare each element by its own size, and the dtype."""
+    """Compare dtypes, and elements with a relative tolerance."""
     calls, state = call_in_eager(sample.module, sample.inputs, {})
     for name, number, value, expected in pair_values(calls, run, state, state_of):
         where = f"{name} differs from eager's in call {number} of {len(calls)}"
@@ -219,7 +219,7 @@ def _in_a_line(where: str, reason: str) -> str:
 
 
 def _obstacle(backend_ids: set[str], runtimes: Mapping[str, Any]) -> str | None:
-    """Return why a file with delegates of these backends cannot be run here, or None."""
+    """Return why delegates of these backends cannot be run here, or None."""
     if importlib.util.find_spec("lowerdeck.runner") is None:
         return "lowerdeck.runner is not installed (pip install lowerdeck-runner)"
     installed = {entry.name for entry in installed_entries("lowerdeck.runtimes")}

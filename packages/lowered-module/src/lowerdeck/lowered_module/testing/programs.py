@@ -1,4 +1,4 @@
-"""Programs to try backends and partitioners on: generated ones, and one for each odd case."""
+"""Sample programs for tests of backends and partitioners."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Step: TypeAlias = "Callable[[GeneratedModel, Values, tuple[int, int]], torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A program with inputs to call it with.
+    """A program with example inputs.
 
     Attributes:
-        name: What is special about it.
+        name: Its name in reports.
         module: The eager module; calling it changes its state.
-        dynamic_shapes: As ``torch.export.export`` takes them.
+        dynamic_shapes: The ``dynamic_shapes`` of ``torch.export.export``.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Sample:
 
 
 class GeneratedModel(torch.nn.Module):
-    """A random model on tensors of shape (batch, 4), the same for the same seed.
+    """A random model on tensors of shape (batch, 4), determined by its seed.
 
     Args:
-        state: Whether it may change buffers.
-        control_flow: Whether it may branch.
+        state: Whether it may mutate buffers.
+        control_flow: Whether it may have branches.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class GeneratedModel(torch.nn.Module):
         self.chosen: list[int] = sorted(rng.sample(range(2, 2 + size), min(3, size)))
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
-        """Return some of the values that the steps compute, with a None and an int among them."""
+        """Return some computed values, a None and an int."""
         values = [x, y]
         for step, operands in self.steps:
             values.append(torch.tanh(step(self, values, operands)))
@@ -99,8 +99,8 @@ def generated(seed: int, size: int = 12, *, dynamic: bool = False, **options: bo
     """Return a sample with a random model.
 
     Args:
-        seed: Chooses the model and its inputs.
-        dynamic: Whether the batch may have another size than the example's.
+        seed: Determines the model and its inputs.
+        dynamic: Whether the batch size is dynamic.
         **options: ``state`` and ``control_flow`` of ``GeneratedModel``.
     """
     maker = torch.Generator().manual_seed(seed + 1)
@@ -115,7 +115,7 @@ def generated(seed: int, size: int = 12, *, dynamic: bool = False, **options: bo
 
 
 def _pair(rng: random.Random, below: int) -> tuple[int, int]:
-    # Recent values more often, so that models are deep and not only wide.
+    # Prefer recent values, which makes models deep.
     return (
         rng.randrange(max(0, below - 3), below),
         rng.randrange(max(0, below - 6), below),

@@ -1,4 +1,4 @@
-"""A backend and a partitioner that accept anything, to test everything around them."""
+"""A backend and partitioners that accept any operator, to test code that uses them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lowerdeck.torch_base import graphs_of
 
 
 class VerbatimBackend(BackendDetails):
-    """Checks that the partition is a valid program, and returns its graph as text."""
+    """Backend that validates the partition and returns its graph as text."""
 
     @staticmethod
     def preprocess(
@@ -36,7 +36,7 @@ class VerbatimBackend(BackendDetails):
         """Return the graph as text, each line mapped to its node.
 
         Args:
-            compile_specs: Written above the graph.
+            compile_specs: Printed above the graph.
         """
         edge_program.validate()  # type: ignore[no-untyped-call]
         maps = DelegateMappingBuilder(generated_identifiers=True)
@@ -49,7 +49,7 @@ class VerbatimBackend(BackendDetails):
 
 
 class TaggingPartitioner(Partitioner):
-    """Tags what a function says, in the program's graph and all nested ones.
+    """Partitioner that tags nodes by a function, also in nested graphs.
 
     Args:
         tag_of: Returns a node's tag, or None.
@@ -89,13 +89,13 @@ class TaggingPartitioner(Partitioner):
 
 
 def _runs_of(graph_module: GraphModule, chosen: Callable[[Node], bool]) -> dict[Node, str]:
-    """Return a tag for each chosen node: one for each run of chosen neighbours in its graph.
+    """Return a tag for each chosen node, one for each run of consecutive chosen nodes.
 
-    A run is convex, because nothing is between its nodes.
+    Runs are convex, as no other node is between their nodes.
 
     Args:
         graph_module: The outermost graph; nested ones get separate tags.
-        chosen: Which nodes to tag.
+        chosen: Returns whether to tag a node.
     """
     tags: dict[Node, str] = {}
     number = 0
@@ -112,11 +112,11 @@ def _runs_of(graph_module: GraphModule, chosen: Callable[[Node], bool]) -> dict[
 
 
 class RunPartitioner(TaggingPartitioner):
-    """Tags each run of neighbouring nodes that a function chooses.
+    """Partitioner with one partition for each run of consecutive nodes that a function chooses.
 
     Args:
-        chosen: Which nodes to delegate.
-        **options: As ``TaggingPartitioner`` takes them.
+        chosen: Returns whether to delegate a node.
+        **options: ``constants`` and ``state`` of ``TaggingPartitioner``.
     """
 
     def __init__(self, chosen: Callable[[Node], bool], **options: Any) -> None:
