@@ -56,9 +56,9 @@ def test_what_the_limits_refuse_does_not_run_there(name: str, tmp_path: Path) ->
         try:
             pte.verify_pte(file)
         except pte.FormatError as error:
-            if "ends the process" in str(error):
+            if "aborts the process" in str(error):
                 refused.append((file, [("forward", [])]))
-    # Each that ends the process costs another one.
+    # Each call that aborts the process costs another one.
     outcomes = run_batch(refused[:6], tmp_path)
     assert outcomes
     # Whether these divide by zero, or leave the memory, their numbers decide.

@@ -57,5 +57,5 @@ def test_weights_that_no_file_brings_are_told(tmp_path: Path, shell: Any) -> Non
     hazards: list[pte.Hazard] = []
     pte.verify_pte(path.read_bytes(), on_hazard=hazards.append)
     assert all("from a .ptd file" in str(hazard) and hazard.needs for hazard in hazards)
-    assert "without which the process ends" in shell("verify", path).out
+    assert "or the process aborts" in shell("verify", path).out
     assert "warning" not in shell("verify", path, "--data", weights).out

@@ -255,7 +255,7 @@ def test_a_device_has_no_folder_for_external_data(
     os.mkfifo("pipe")
     before = sorted(Path("/dev").iterdir())
     with pytest.raises(
-        pte.ProgramError, match=r"no folder for the external data 'w': give the path"
+        pte.ProgramError, match=r"no folder for the external data 'w': use the path"
     ):
         pte.write_model(add_program(), path, external={"w": _DATA})
     assert sorted(Path("/dev").iterdir()) == before

@@ -67,15 +67,20 @@ COPY, ADD, SIZE = "aten::copy_", "executorch_prim::add.Scalar", "aten::sym_size.
     ("name", "values", "args", "reason"),
     [
         (COPY, [*THREE, Bool(False)], [0, 1, 3, 0], None),
-        (COPY, [*THREE, Bool(False)], [0, 1, 3, 2], r"found 2 for the return value of .* on 0"),
+        (
+            COPY,
+            [*THREE, Bool(False)],
+            [0, 1, 3, 2],
+            r"found 2 for the return value of .*, which updates 0",
+        ),
         (ADD, [*THREE, Int(1), Int(0)], [3, 3, 4], None),
         (ADD, [*THREE, Int(1), Int(0)], [0, 3, 4], r"Tensor \(value 0\) as argument 0"),
         (ADD, [*THREE, Int(1), Int(0)], [3, 0, 4], r"Tensor \(value 0\) as argument 1"),
-        # The runtime trusts a dimension, and ends the process over one that is not there.
+        # The runtime trusts a dimension, and aborts the process on an invalid one.
         (SIZE, [*THREE, Int(0), Int(0)], [0, 3, 4], None),
         (SIZE, [*THREE, Int(0), Int(0)], [0, 3, 3], "a computed dimension in argument 1"),
         (SIZE, [*THREE, Int(0), Int(0)], [0, 4, 4], "a computed dimension in argument 1"),
-        ("aten::bmm.out", [*THREE], [0, 1, 2, 2], r"aten::bmm\.out, which ends the process"),
+        ("aten::bmm.out", [*THREE], [0, 1, 2, 2], r"otherwise aten::bmm\.out aborts the process"),
         *(
             (COPY, [tensor(at=start, memory=memory), Bool(False)], [0, 0, 1, 0], reason)
             for memory, start, reason in (
@@ -83,7 +88,7 @@ COPY, ADD, SIZE = "aten::copy_", "executorch_prim::add.Scalar", "aten::sym_size.
                 (1, 66, "at 66, expected a multiple of 4, the size of an element"),
                 (0, 64, "found memory_id 0, expected 1 to 1"),
                 (2, 64, "found memory_id 2, expected 1 to 1"),
-                (1, 1020, "found planned memory up to byte 1028 of the 1024 of id 1"),
+                (1, 1020, "found planned memory up to byte 1028 of memory 1, which has 1024"),
             )
         ),
     ],
@@ -167,7 +172,10 @@ VIEWS: dict[str, tuple[Sequence[Sequence[Any]], str | None]] = {
         [(*_CONSTANTS, (_NAMES[2], [_INPUT, _OTHER, _OTHER]))],
         f"found the constant {_OTHER} where aten::relu",
     ),
-    "constant as a view": ([[_view(_INPUT, _CONSTANT)]], f"found the constant {_CONSTANT} as a v"),
+    "constant as a view": (
+        [[_view(_INPUT, _CONSTANT)]],
+        f"found the constant {_CONSTANT} as the o",
+    ),
 }
 
 

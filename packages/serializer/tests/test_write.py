@@ -193,7 +193,7 @@ def test_a_program_that_the_runtime_will_refuse_for_its_size_gets_a_warning() ->
     program = add_program()
     plan = program.execution_plan[0]
     plan.values += [plan.values[2]] * 499_999
-    with pytest.warns(pte.TableLimitWarning, match="stops at 1000000"):
+    with pytest.warns(pte.TableLimitWarning, match="accepts at most 1000000"):
         pte.serialize_pte(program)
 
 

@@ -120,7 +120,7 @@ _THIRD = ("PerChannelQuant", {"scale_buffer_idx": 3})
         ),
         (payload(graph([value(0, quant=_THIRD)], [])), "scheme 'channel' .* of FP32, expected ''"),
         (payload(graph([value(0, datatype=3)], [])), "scheme '' .* of QINT8, expected 'tensor'"),
-        (payload(graph([], [], [{"named_key": b"\xff"}])), "no UTF-8"),
+        (payload(graph([], [], [{"named_key": b"\xff"}])), "invalid UTF-8"),
     ],
 )
 def test_what_is_no_payload_is_refused_with_a_reason(blob: bytes, reason: str) -> None:

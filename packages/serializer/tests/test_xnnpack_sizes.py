@@ -98,10 +98,10 @@ def windows() -> Iterator[Case]:
             name, larger = f"{operator.label} {axis}", {f"{kind}_{axis}": size + 1}
             yield f"{name} whole", sliding(operator, **{f"{kind}_{axis}": size}), None
             yield f"{name} padded", sliding(operator, **larger, **{f"padding_{padding}": 1}), None
-            reason = f"spans {size + 1} of a {axis} of {size}"
+            reason = f"spans {size + 1}, expected at most the padded {axis} {size}"
             yield f"{name} larger", sliding(operator, **larger), reason
         if operator is not Op.AVG_POOLING_2D:
-            for gap, reason in ((3, None), (4, "spans 9 of a width of 7")):
+            for gap, reason in ((3, None), (4, "spans 9, expected at most the padded width 7")):
                 fields = {f"{kind}_width": 3, "dilation_width": gap}
                 yield f"{operator.label} dilated {gap}", sliding(operator, **fields), reason
     # It pads by itself.
@@ -114,7 +114,11 @@ def between() -> Iterator[Case]:
     # takes as much memory as is declared.
     wide = sliding(Op.CONV2D, kernel_width=8)
     for width in (7, 0, 700):
-        reason = "at most 168 elements" if width == 700 else "spans 8 of a width of 7"
+        reason = (
+            "at most 168 elements"
+            if width == 700
+            else "spans 8, expected at most the padded width 7"
+        )
         for first in (node(Op.ABS, 0, output=3), node(Op.ADD, 0, 0, output=3)):
             made = behind(first, value(3, shape=(1, 6, width, 4)), wide)
             yield f"{first.operator.label} declared {width}", made, reason
@@ -127,13 +131,13 @@ def between() -> Iterator[Case]:
         node(Op.BATCH_MATRIX_MULTIPLY, 0, 0, output=3),
         node(Op.MULTIPLY, 0, 0, output=3),
     ):
-        for width, reason in ((14, None), (14 << 20, r"at most \d+ elements, which")):
+        for width, reason in ((14, None), (14 << 20, r"at most \d+ elements, the output")):
             made = behind(first, value(3, shape=(12, width)), last)
             yield f"{first.operator.label} {width}", made, reason
     # Sizes follow through windows and transpositions.
     halved = sliding(Op.MAX_POOLING_2D, pooling_width=2, stride_width=2)
     turned = node(Op.STATIC_TRANSPOSE, 3, output=4, num_dims=4, perm=(0, 2, 1, 3))
-    for width, reason in ((6, None), (7, "spans 7 of a width of 6")):
+    for width, reason in ((6, None), (7, "spans 7, expected at most the padded width 6")):
         (pool,) = halved.nodes
         final = reading(pool, 4, pooling_width=width)
         values = [*halved.values, value(3, shape=(1, 6, 3, 4)), value(4, shape=(1, 3, 6, 4))]
@@ -147,7 +151,7 @@ def between() -> Iterator[Case]:
         made = behind(
             first, value(3, shape=(1, 0, 7, 4)), sliding(POOLS[0], pooling_height=height)
         )
-        reason = "spans 10 of a height of 9" if height == 10 else None
+        reason = "spans 10, expected at most the padded height 9" if height == 10 else None
         yield f"{first.operator.label} varies {height}", made, reason
 
 

@@ -114,7 +114,7 @@ RIGHT: dict[str, Callable[[], Table]] = {
 
 BROKEN: dict[str, tuple[Callable[[], Table], str]] = {
     "arguments": (lambda: relu() | {"num_externs": 4097}, "4097 arguments"),
-    "one id": (lambda: changed(relu(), 1, id_out=0), "two of XNNPACK value 0"),
+    "one id": (lambda: changed(relu(), 1, id_out=0), "two XNNPACK values with the id 0"),
     "one argument": (lambda: changed(relu(), 1, external_id=0), "two XNNPACK values for the arg"),
     "rank": (lambda: changed(relu(), 0, dims=[1] * 7), "7 dimensions"),
     "flags": (lambda: changed(relu(), 0, flags=3), "the flags 3"),
@@ -128,7 +128,7 @@ BROKEN: dict[str, tuple[Callable[[], Table], str]] = {
         "value 2 at 0 of 64",
     ),
     "entry beyond": (lambda: changed(linear(), 3, dims=[5, 32]), "64 bytes of named data"),
-    "channel": (lambda: rescaled(convolution(), 2, channel_dim=4), "dimension 4 of channels"),
+    "channel": (lambda: rescaled(convolution(), 2, channel_dim=4), "channel dimension 4"),
     "negative channel": (lambda: rescaled(convolution(), 2, channel_dim=-1), "dimension -1"),
     "few scales": (lambda: rescaled(convolution(), 2, scale=[1.0]), "found 1 scales"),
     "no group": (lambda: rescaled(linear(), 3, group_size=0), "groups of 0"),
@@ -178,22 +178,22 @@ BROKEN: dict[str, tuple[Callable[[], Table], str]] = {
     ),
     "two makers": (
         lambda: chain(unary(0, 1), unary(0, 1)),
-        "1 as the result of Abs, which has a source",
+        "1 as the result of Abs, which already has a producer",
     ),
     "made input": (lambda: chain(unary(0, 1), unary(1, 0)), "0 as the result of Abs"),
     "made constant": (
         lambda: chain(unary(0, 1), unary(0, 2), values=[constant(2)]),
         "2 as the result of Abs",
     ),
-    "no maker of an output": (chain, "the output 1, which no node makes"),
+    "no maker of an output": (chain, "the output 1, which no node produces"),
     "no maker of an operand": (
         lambda: chain(unary(2, 1), values=[value(2)]),
-        "value 2 as input of Abs, which no node makes",
+        "value 2 as input of Abs, which no node produces",
     ),
-    "its own maker": (lambda: chain(unary(1, 1)), "wait for each other"),
+    "its own maker": (lambda: chain(unary(1, 1)), "dependency cycle"),
     "a ring": (
         lambda: chain(unary(2, 3), unary(3, 2), unary(0, 1), values=[value(2), value(3)]),
-        "wait for each other",
+        "dependency cycle",
     ),
 }
 

@@ -144,8 +144,8 @@ def test_a_graph_made_by_hand_runs() -> None:
 
 # Rules that every payload must keep are those of the serializer, which the runtime asks first.
 FORGERIES: dict[str, tuple[Callable[[XnnGraph], object], str]] = {
-    "unknown value": (lambda g: g.nodes[0].fields.update(input_id=7), "not there"),  # type: ignore[attr-defined]
-    "written twice": (lambda g: g.nodes.append(g.nodes[0]), "has a source already"),
+    "unknown value": (lambda g: g.nodes[0].fields.update(input_id=7), "does not exist"),  # type: ignore[attr-defined]
+    "written twice": (lambda g: g.nodes.append(g.nodes[0]), "already has a producer"),
     "argument": (lambda g: setattr(g.values[0], "external_id", 5), "argument 5"),
     "outputs": (lambda g: setattr(g, "num_externs", 3), "last arguments"),
     "swapped": (swap_arguments, "last arguments"),

@@ -1,11 +1,12 @@
 """Read, write and verify ExecuTorch's .pte, .ptd and .bpte files, without torch."""
 
-# ruff: noqa: F403, F405  (`__all__` lists the names once, a type checker finds them by the stars)
+# ruff: noqa: F403, F405 (`__all__` lists the names once; type checkers resolve them through the
+# star imports)
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # ``__all__`` says which of their names are public
+if TYPE_CHECKING:  # ``__all__`` selects their public names
     from lowerdeck.serializer.bundled.bundle import *
     from lowerdeck.serializer.bundled.bundle_read import *
     from lowerdeck.serializer.bundled.bundle_write import *
@@ -171,7 +172,7 @@ __all__ = [
     "TableLimitWarning",
 ]
 
-# In the order in which they are searched: what reading needs comes first.
+# Search order: the modules that reading needs come first.
 _MODULES = (
     *("errors", "escaping", "flatbuffer.storage", "pte.enums", "pte.layout", "pte.schema"),
     *("pte.named_data", "pte.header", "pte.read", "flatbuffer.stream", "pte.write"),
@@ -181,10 +182,10 @@ _MODULES = (
     *("xnnpack.payload", "xnnpack.releases", "xnnpack.verify", "verify.hazards", "verify.verify"),
 )
 
-if not TYPE_CHECKING:  # A type checker would take any name for one of ours.
+if not TYPE_CHECKING:  # With ``__getattr__``, a type checker accepts any name.
 
     def __getattr__(name: str) -> Any:
-        """Return a name whose module is imported at its first use."""
+        """Return a public name, importing its module on first use."""
         for module in _MODULES if name in __all__ else ():
             submodule = importlib.import_module(f"{__name__}.{module}")
             if hasattr(submodule, name):
@@ -193,5 +194,5 @@ if not TYPE_CHECKING:  # A type checker would take any name for one of ours.
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        """Return all names, those that are not imported yet too."""
+        """Return all names, including those not imported yet."""
         return sorted({*globals(), *__all__})

@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_held() -> Iterator[None]:
-    """Pause the garbage collector, which takes 40 % of the time to read a large file.
+    """Pause the garbage collector, which would take 40 % of the time to read a large file.
 
-    The switch is global: of two threads that pause it the first to finish resumes it, and the
-    other is slower from then on.
+    The collector is global: if two threads pause it, the first to finish resumes it for both.
     """
     was_on = gc.isenabled()
     gc.disable()

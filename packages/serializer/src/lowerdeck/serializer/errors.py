@@ -1,7 +1,7 @@
 """Errors of this package.
 
-Faults of a *file* raise a subclass of :class:`FormatError`; faults of a *program* to be written
-raise :class:`ProgramError`.
+Invalid *files* raise a subclass of :class:`FormatError`; *programs* that cannot be written raise
+:class:`ProgramError`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TraceError(SerializerError, ValueError):
 
 
 class NamedDataConflictError(ProgramError):
-    """One key has two different contents."""
+    """A key was added twice with different contents."""
 
     def __init__(self, key: str, found: str, expected: str) -> None:
         self.key = key
@@ -31,11 +31,11 @@ class NamedDataConflictError(ProgramError):
 
 
 class TableLimitWarning(UserWarning):
-    """The written program has more tables than the runtime's default check visits."""
+    """The written program has more tables than the runtime's verifier accepts by default."""
 
 
 class FormatError(SerializerError, ValueError):
-    """A file is not a well-formed `.pte` or `.ptd`, or its content is not safe to run.
+    """A file is malformed, or its content is not safe to run.
 
     Attributes:
         field: The field that was read, such as ``"Tensor.sizes"``.
@@ -56,11 +56,11 @@ class TruncatedError(FormatError):
 
 
 class MagicError(FormatError):
-    """The file identifier is not the one of this format."""
+    """The file identifier is not that of this format."""
 
 
 class OffsetError(FormatError):
-    """An offset, a length, a count or an address does not fit the file, its header or a type."""
+    """An offset, length, count or alignment does not fit the file, its header or a type."""
 
 
 class MissingFieldError(FormatError):
@@ -68,7 +68,7 @@ class MissingFieldError(FormatError):
 
 
 class LimitError(FormatError):
-    """The file asks for more than the documented limits allow."""
+    """The file exceeds a documented limit."""
 
 
 class SegmentError(FormatError):
@@ -76,8 +76,8 @@ class SegmentError(FormatError):
 
 
 class IndexRangeError(FormatError):
-    """An index is out of range, or refers to a value of another kind."""
+    """An index is out of range, or refers to a value of the wrong kind."""
 
 
 class ContentError(FormatError):
-    """The runtime would reject the content, crash on it, or compute garbage."""
+    """The runtime would reject the content, crash on it, or compute wrong values."""

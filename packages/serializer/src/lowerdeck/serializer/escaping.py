@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import unicodedata
 
-# Control characters steer a terminal; format characters reorder text or have no width;
-# surrogates, private and unassigned characters print arbitrarily; line separators start
-# another line.
+# Control characters send commands to the terminal; format characters reorder text or have no
+# width; surrogates, private and unassigned characters have no defined glyph; line separators break
+# the line.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _LONGEST = 200
 
 
 def printable(text: str, *, encoding: str | None = None) -> str:
-    r"""Return a text with every character that is not plainly visible escaped.
+    r"""Return the text with all unprintable or invisible characters escaped.
 
-    The result contains no control sequences, hides nothing, has one line and can be printed. The
-    conversion is deterministic and idempotent.
+    The result is one printable line. The conversion is deterministic and idempotent.
 
     Args:
         text: Any text, such as a name from a file.
-        encoding: The encoding in which the result must be encodable, such as ``"ascii"``; None for
+        encoding: Characters outside this encoding, such as ``"ascii"``, are escaped too; None for
             any Unicode.
 
     Returns:
@@ -39,7 +38,7 @@ def printable(text: str, *, encoding: str | None = None) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a name from a file in quotes, printable and shortened, for a message."""
+    """Return a name from a file, quoted, escaped and truncated, for an error message."""
     if len(text) > _LONGEST:
         half = _LONGEST // 2
         text = f"{text[:half]} ... {text[-half:]}"
@@ -47,7 +46,7 @@ def quoted(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Return any value with its type, printable and shortened, for a message."""
+    """Return a value with its type, escaped and truncated, for an error message."""
     kind = type(value).__name__
     if isinstance(value, str):
         return f"{quoted(value)} ({kind})"

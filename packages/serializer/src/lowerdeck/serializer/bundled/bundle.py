@@ -12,7 +12,7 @@ from lowerdeck.serializer.pte.named_data import TensorLayout
 from lowerdeck.serializer.pte.schema import Bool, Double, EValue, Int, Storage
 
 BUNDLE_VERSION = 2
-"""The version of the schema that ExecuTorch writes."""
+"""Schema version that ExecuTorch writes."""
 
 
 @dataclass(slots=True)
@@ -31,11 +31,11 @@ class BundledTensor:
 
     @property
     def layout(self) -> TensorLayout:
-        """Return type and shape."""
+        """Return the type and shape."""
         return TensorLayout(self.scalar_type, self.sizes, self.dim_order)
 
     def problem(self) -> str:
-        """Return what is wrong with the shape, or with the number of bytes; ``""`` for nothing."""
+        """Return an error message if the shape or byte count is invalid, else ``""``."""
         size, expected = storage_size(self.data), self.layout
         if expected.problem() or expected.nbytes == size:
             return expected.problem()
@@ -53,7 +53,7 @@ class MethodTestCase:
 
     Attributes:
         inputs: All inputs, flat and in order.
-        expected_outputs: All results, flat and in order; ExecuTorch's own tools take only tensors.
+        expected_outputs: All results, flat and in order; ExecuTorch's tools accept only tensors.
     """
 
     inputs: list[BundledValue] = field(default_factory=list)
@@ -65,7 +65,7 @@ class MethodTestSuite:
     """The test cases of one method.
 
     Attributes:
-        test_cases: Its test cases, which are counted from 0.
+        test_cases: Test cases, indexed from 0.
     """
 
     method_name: str
@@ -78,7 +78,7 @@ class BundledProgram:
 
     Attributes:
         program: The bytes of a ``.pte`` file.
-        method_test_suites: The test cases of each method that has some.
+        method_test_suites: One suite for each method with test cases.
         version: Version of the schema.
     """
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def is_bundle(data: ReadableBuffer) -> bool:
-    """Return whether bytes begin as a ``.bpte`` file does.
+    """Return whether ``data`` has the identifier of a ``.bpte`` file.
 
     Args:
         data: The file, or its start.
@@ -36,10 +36,10 @@ def is_bundle(data: ReadableBuffer) -> bool:
 
 
 def deserialize_bundle(data: ReadableBuffer) -> BundledProgram:
-    """Return the bundled program of a ``.bpte`` file, its bytes being views on ``data``.
+    """Return the bundled program of a ``.bpte`` file, with buffers as views of ``data``.
 
-    Test cases are checked whole: types, shapes, and that each tensor has all its bytes. The
-    program is only looked at: ``deserialize_pte``, ``verify_pte`` and the runner check it.
+    Test cases are fully checked: types, shapes and byte counts. Of the program only the identifier
+    is checked; use ``deserialize_pte`` or ``verify_pte`` for the rest.
 
     Args:
         data: The file: bytes, a memory map, or anything else with the buffer protocol.

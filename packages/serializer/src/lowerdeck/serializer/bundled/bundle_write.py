@@ -21,7 +21,7 @@ from lowerdeck.serializer.flatbuffer.writer import MAX_FLATBUFFER, UNWRITABLE, W
 from lowerdeck.serializer.pte.schema import EValue
 
 _ALIGNMENT = 32
-"""The schema asks for 32 for the program and for 16 for tensors: all blobs get the wider one."""
+"""The schema aligns programs to 32 and tensors to 16 bytes; all blobs get the larger alignment."""
 
 
 def serialize_bundle(bundle: BundledProgram) -> bytes:
@@ -31,7 +31,7 @@ def serialize_bundle(bundle: BundledProgram) -> bytes:
         bundle: The program and its test cases.
 
     Raises:
-        ProgramError: It cannot be written; the message names the field.
+        ProgramError: The bundle is invalid; the message names the field.
 
     Example:
         >>> from lowerdeck.serializer import (
@@ -48,27 +48,27 @@ def serialize_bundle(bundle: BundledProgram) -> bytes:
 def write_bundle(bundle: BundledProgram, path_or_file: str | os.PathLike[str] | BinaryIO) -> int:
     """Write a bundled program to a ``.bpte`` file, streaming it, and return the size in bytes.
 
-    A path is written under a temporary name in its folder and then renamed.
+    A path is written as a temporary file in the same folder and then renamed.
 
     Args:
         bundle: The program and its test cases.
-        path_or_file: Where to write: a path, or a file open for writing bytes.
+        path_or_file: A path, or a file opened in binary mode.
 
     Raises:
-        ProgramError: It cannot be written; nothing was touched.
-        OSError: The file cannot be written; the old one is as it was.
+        ProgramError: The bundle is invalid; no file was changed.
+        OSError: The file cannot be written; an existing file is unchanged.
     """
     return write_pieces(bundle_pieces(bundle), path_or_file)
 
 
 def bundle_pieces(bundle: BundledProgram) -> Iterator[Piece]:
-    """Return an iterator over the bytes of a ``.bpte`` file; all is checked before the first.
+    """Return an iterator over the bytes of a ``.bpte`` file; all checks run first.
 
     Args:
         bundle: The program and its test cases.
 
     Raises:
-        ProgramError: It cannot be written; the message names the field.
+        ProgramError: The bundle is invalid; the message names the field.
     """
     untyped: object = bundle
     if not isinstance(untyped, BundledProgram):
@@ -101,7 +101,7 @@ def bundle_pieces(bundle: BundledProgram) -> Iterator[Piece]:
                             raise ProgramError(f"{where}: {value.problem()}")
     root = {
         "version": bundle.version,
-        # As ExecuTorch writes them: sorted by name.
+        # Sorted by name, as ExecuTorch does.
         "method_test_suites": [
             {"method_name": suite.method_name, "test_cases": list(map(_case, suite.test_cases))}
             for suite in sorted(bundle.method_test_suites, key=lambda suite: suite.method_name)

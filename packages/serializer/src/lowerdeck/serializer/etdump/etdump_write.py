@@ -13,7 +13,7 @@ from lowerdeck.serializer.flatbuffer.wire import ETDUMP_FORMAT, ETDUMP_IDENTIFIE
 from lowerdeck.serializer.flatbuffer.writer import UNWRITABLE, Writer
 
 _PREFIX = 4
-"""The file begins with its own size, which no offset counts."""
+"""Bytes of the size prefix, which offsets do not count."""
 
 
 def serialize_etdump(runs: Sequence[RunData]) -> bytes:
@@ -23,7 +23,7 @@ def serialize_etdump(runs: Sequence[RunData]) -> bytes:
         runs: The events of each run.
 
     Raises:
-        ProgramError: It cannot be written; the message names the field.
+        ProgramError: A run is invalid; the message names the field.
 
     Example:
         >>> file = serialize_etdump([RunData(events=[ProfileEvent("Method::execute", 0, 1200)])])
@@ -36,16 +36,15 @@ def serialize_etdump(runs: Sequence[RunData]) -> bytes:
 def write_etdump(runs: Sequence[RunData], path_or_file: str | os.PathLike[str] | BinaryIO) -> int:
     """Write runs to an ETDump file, and return its size in bytes.
 
-    A path is written under a temporary name in its folder and then renamed.
+    A path is written as a temporary file in the same folder and then renamed.
 
     Args:
         runs: The events of each run.
-        path_or_file: Where to write: a path, by custom ending in ``.etdp``, or a file open for
-            writing bytes.
+        path_or_file: A path, by convention ending in ``.etdp``, or a file opened in binary mode.
 
     Raises:
-        ProgramError: It cannot be written; nothing was touched.
-        OSError: The file cannot be written; the old one is as it was.
+        ProgramError: A run is invalid; no file was changed.
+        OSError: The file cannot be written; an existing file is unchanged.
     """
     return write_pieces(iter(_pieces(runs)), path_or_file)
 

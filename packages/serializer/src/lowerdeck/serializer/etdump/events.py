@@ -13,10 +13,10 @@ class ProfileEvent:
         name: ``native_call_`` and the operator for a kernel, ``DELEGATE_CALL`` for a delegate,
             ``Method::execute`` for a whole call, as in ExecuTorch's runtime.
         start_time: Start in nanoseconds, from an arbitrary origin.
-        chain_index: Number of the chain.
-        instruction_id: Index of the instruction in it, -1 for other events.
-        delegate_debug_id: Debug identifier of a part of a delegate, None for other events.
-        delegate_debug_metadata: More data about that part.
+        chain_index: Index of the chain.
+        instruction_id: Index of the instruction in the chain; -1 for other events.
+        delegate_debug_id: Debug identifier of an event inside a delegate, else None.
+        delegate_debug_metadata: The backend's metadata of this event.
     """
 
     name: str
@@ -34,8 +34,8 @@ class RunData:
 
     Attributes:
         name: Name shared by related runs; ExecuTorch's runtime uses ``Execute``.
-        events: The events of the run, in the order of their ends.
-        bundled_input_index: Index of its test case, -1 for none.
+        events: The events of the run, ordered by end time.
+        bundled_input_index: Index of the test case, -1 for none.
     """
 
     name: str = "Execute"

@@ -1,4 +1,4 @@
-"""Round offsets, and check alignments that a caller requests."""
+"""Round offsets and check requested alignments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lowerdeck.serializer.errors import ProgramError
 from lowerdeck.serializer.escaping import shown
 
 MAX_ALIGNMENT = 1 << 30
-"""Above this an alignment is surely a mistake: the padding alone would be a gigabyte."""
+"""Largest accepted alignment; its padding can already take a gigabyte."""
 
 
 def round_up(offset: int, alignment: int) -> int:
@@ -22,7 +22,7 @@ def lowest_bit(number: int) -> int:
 
 
 def check_power_of_two(alignment: int, name: str) -> None:
-    """Refuse an alignment that FlatBuffers cannot promise.
+    """Raise unless an alignment is valid for a FlatBuffer.
 
     Raises:
         ProgramError: ``alignment`` is not a power of two from 1 to 2**30.
@@ -33,7 +33,7 @@ def check_power_of_two(alignment: int, name: str) -> None:
 
 
 def check_positive(alignment: int, name: str) -> None:
-    """Refuse an alignment that is not a positive number, or is absurdly large.
+    """Raise unless an alignment is a positive integer in range.
 
     Raises:
         ProgramError: ``alignment`` is below 1 or above 2**30.
@@ -45,16 +45,16 @@ def check_positive(alignment: int, name: str) -> None:
 
 
 def common_alignment(left: int, right: int) -> int:
-    """Return the least alignment that keeps both.
+    """Return the least common multiple of two alignments.
 
     Raises:
-        ProgramError: It is absurdly large. It is refused as it grows: the common multiple of a
-            file's many alignments could become a number as long as the file.
+        ProgramError: It exceeds ``MAX_ALIGNMENT``. This bounds intermediate results: the multiple
+            of a file's many alignments could have as many digits as the file.
     """
     common = lcm(left, right)
     if common > MAX_ALIGNMENT:
         raise ProgramError(
-            f"the alignments that were asked for have the common multiple {common}, which is "
-            f"above {MAX_ALIGNMENT}; ask for powers of two"
+            f"the requested alignments have the common multiple {common}, above the limit "
+            f"{MAX_ALIGNMENT}; use powers of two"
         )
     return common

@@ -1,4 +1,4 @@
-"""Find equal blobs: by a cheap fingerprint, then by comparison, then by digests."""
+"""Find equal blobs by fingerprint, then by comparison or digest."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ _Fingerprint = tuple[int, bytes, bytes, bytes]
 
 
 class BlobIndex(Generic[T]):
-    """A map from contents to values, in which big contents are read only on a likely match.
+    """A map from blobs to values that reads large blobs only on a likely match.
 
-    A blob is compared with the first that looks like it alone, and by its digest with all others:
-    comparing each with each would let blobs that differ in one hidden byte cost the square of
-    their number.
+    A blob is compared byte by byte with the first of its fingerprint and by digest with the
+    others: comparing all pairs would take quadratic time for blobs of equal fingerprint.
     """
 
     def __init__(self) -> None:
-        # The first blob of a fingerprint stays unread until a second one comes.
+        # The first blob of a fingerprint is not read until a second one is added.
         self._first: dict[_Fingerprint, tuple[memoryview, T]] = {}
         self._others: dict[_Fingerprint, dict[bytes, T]] = {}
         self._by_id: dict[int, tuple[memoryview, T]] = {}
@@ -47,7 +46,7 @@ class BlobIndex(Generic[T]):
         return value
 
     def add(self, view: memoryview, value: T) -> None:
-        """Store ``value`` for these bytes; an earlier value for the same bytes stays first."""
+        """Store ``value`` for these bytes, unless they already have one."""
         key = _fingerprint(view)
         first = self._first.setdefault(key, (view, value))
         self._by_id.setdefault(id(view), (view, value))
@@ -69,5 +68,5 @@ def _fingerprint(view: memoryview) -> _Fingerprint:
 
 
 def _digest(view: memoryview) -> bytes:
-    # 256 bits: collisions cannot be constructed, not even on purpose.
+    # 256 bits, so that collisions cannot be constructed.
     return blake2b(view, digest_size=32).digest()

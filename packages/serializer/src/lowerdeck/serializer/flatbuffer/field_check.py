@@ -1,7 +1,7 @@
-"""Find the first field that cannot be written, to name it in an error.
+"""Find the first field that cannot be written.
 
-The writer packs whole columns at once, so that its errors do not name the object. Each field is
-checked separately only after such an error.
+The writer packs whole columns, so its errors do not identify the object. Fields are checked one by
+one only after an error, to name the field.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from lowerdeck.serializer.flatbuffer.wire import SCALAR_SIZES, Field, Format
 
 
 def refuse(form: Format, item: Any, name: str, cause: Exception) -> NoReturn:
-    """Raise for the first field of an object that no file can hold.
+    """Raise an error that names the first invalid field of an object.
 
     Args:
-        form: The fields of its class and of all that it holds.
-        name: Name of its class.
-        cause: What went wrong, raised if the field does not exist.
+        form: Format that defines the object's class.
+        cause: The writer's error, raised if no field is invalid.
 
     Raises:
         ProgramError: A field has a wrong type or is out of range; the message names it.
@@ -33,19 +32,19 @@ def refuse(form: Format, item: Any, name: str, cause: Exception) -> NoReturn:
 
 
 def first_problem(form: Format, item: Any, name: str) -> str:
-    """Return the path of the first wrong field with what is wrong, or ``""``.
+    """Return the path and problem of the first invalid field, or ``""``.
 
     Args:
-        form: The fields of its class and of all that it holds.
-        item: The object, or a dictionary where the table has no class.
-        name: Name of its table.
+        form: Format that defines the object's class.
+        item: The object, or a dictionary if the table has no class.
+        name: Name of the object's table.
     """
     kind: type = form.classes.get(name, dict)
     if type(item) is not kind:
         return f": found {shown(item)}, expected a {name}"
     for field in form.tables[name]:
         if field.of in form.unions and not field.is_offset:
-            continue  # the number follows from the class of the union's member
+            continue  # derived from the class of the union's member
         if isinstance(item, dict):
             value = item.get(field.name, None if field.is_offset else 0)
         else:
@@ -99,12 +98,12 @@ def _plain_problem(kind: str, value: Any) -> str:
         if not isinstance(value, int | float):
             return f": found {shown(value)}, expected a number"
         if isinstance(value, int) and abs(value) > 2**1023:
-            return f": found {shown(value)}, expected a number that a double holds"
+            return f": found {shown(value)}, expected a number in the range of a double"
     elif kind == "str":
         if not isinstance(value, str):
-            return f": found {shown(value)}, expected a text"
+            return f": found {shown(value)}, expected a string"
         if any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):
-            return f": found {quoted(value)}, expected text that UTF-8 can say, no surrogates"
+            return f": found {quoted(value)}, expected text without surrogates, as in UTF-8"
     elif kind == "bytes":
         if not isinstance(value, FileRange):
             try:

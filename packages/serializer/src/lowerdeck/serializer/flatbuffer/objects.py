@@ -1,4 +1,4 @@
-"""Read untrusted FlatBuffers tables as objects, driven by the descriptions of their fields."""
+"""Decode untrusted FlatBuffer tables to objects, driven by field descriptions."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ class ObjectReader:
     """Decoder from tables to objects of a format's classes."""
 
     def __init__(self, data: memoryview, form: Format, *, strict: bool = False) -> None:
-        """Make a reader of one FlatBuffer.
+        """Create a reader of one FlatBuffer.
 
         Args:
-            form: Its tables and classes.
+            form: Tables and classes of the FlatBuffer.
         """
         self.tables: TableReader = TableReader(data, form.tables, strict=strict)
         self._form = form
         self._makers: _Lazy[str, Callable[[int], Any]] = _Lazy(self._new_maker)
 
     def object_at(self, position: int, name: str) -> Any:
-        """Return the object of the table at a position.
+        """Return the decoded table at ``position``.
 
         Args:
-            position: Where the table is; checked here.
+            position: Offset of the table; validated here.
 
         Raises:
-            FormatError: It, or something that it refers to, is malformed.
+            FormatError: The table, or a target of its offsets, is malformed.
         """
         return self._makers[name](position)
 
     def objects(self, vector: int, name: str, field: str) -> list[Any]:
-        """Return the objects of a vector of tables; an absent one (0) is empty.
+        """Return the decoded tables of a vector; an absent vector (0) is empty.
 
         Args:
-            vector: Where the vector is; checked here.
-            name: Name of its tables.
-            field: What is read, for messages.
+            vector: Offset of the vector; validated here.
+            field: Field name, for error messages.
         """
         make = self._makers[name]
         return [make(at) for at in self.tables.tables(vector, field)]
@@ -69,7 +68,7 @@ class ObjectReader:
 
         if not steps:
             return lambda position: build(*read(position))
-        # Tables of nothing but numbers are paid for by what holds them.
+        # Tables of scalars only are charged to the table that refers to them.
         cost = 48 + 8 * len(fields) + 80 * sum(field.kind in self._form.tables for field in fields)
 
         def make(position: int) -> Any:
@@ -86,11 +85,11 @@ class ObjectReader:
                 raise (error if error.offset else self._error(name, position)) from None
             return build(*values)
 
-        # What cannot be changed is shared by all that refer to it.
+        # Frozen objects are decoded once and shared.
         return cache(make) if kind.__dataclass_params__.frozen else make
 
     def _union_maker(self, name: str, kind: type) -> Callable[[int], Any]:
-        """Return a function that makes the object of a table that is a union and no more."""
+        """Return the decoder of a table that consists of one union."""
         read, members = self.tables.table(name), self._form.unions[self._form.tables[name][-1].of]
 
         def new(number: int) -> Callable[[int], Any] | None:
@@ -108,7 +107,7 @@ class ObjectReader:
         return make
 
     def _step(self, name: str, field: Field) -> _Step | None:
-        """Return the conversion of a field to an attribute, None if it is stored as it is."""
+        """Return the function that converts a field to an attribute, None for the identity."""
         where = f"{name}.{field.name}"
         if field.of:
             members: _Lazy[int, Any] = _Lazy(lambda _: _absent(where))
@@ -133,7 +132,7 @@ class ObjectReader:
         return step
 
     def _reader_of(self, where: str, field: Field) -> Callable[[int], Any]:
-        """Return the reader of an offset's target."""
+        """Return the decoder of an offset's target."""
         reader, item = self.tables, field.item
         if field.kind == "str":
             return lambda at: reader.string(at, where)
@@ -146,7 +145,7 @@ class ObjectReader:
         return self._makers[field.kind]
 
     def _error(self, name: str, position: int) -> FormatError:
-        """Return the error of a table of which a field is wrong."""
+        """Return the error for the first invalid field of a table."""
         values = self.tables.fields(name, position)
         for at, field in enumerate(self._form.tables[name]):
             where = f"{name}.{field.name}"
@@ -161,16 +160,16 @@ class ObjectReader:
                     return ContentError(reason, field=where, offset=position)
             if field.is_required and not values[at]:
                 return MissingFieldError("found none, expected one", field=where, offset=position)
-        raise AssertionError("a table without a wrong field")
+        raise AssertionError("a table without an invalid field")
 
 
 def _absent(where: str) -> NoReturn:
-    """Raise for an absent field or union member; the reader of its table adds the place."""
+    """Raise for an absent field or union member; the table's decoder adds the offset."""
     raise MissingFieldError("found none, expected one", field=where)
 
 
 class _Lazy(dict[_K, _V]):
-    """Dictionary that makes each value at its first lookup."""
+    """Dictionary that creates each value on first lookup."""
 
     def __init__(self, make: Callable[[_K], _V]) -> None:
         super().__init__()

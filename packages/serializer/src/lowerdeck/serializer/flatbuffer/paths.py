@@ -1,4 +1,4 @@
-"""Checks of paths and tags that callers give."""
+"""Checks of paths and tags passed by callers."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from lowerdeck.serializer.errors import ProgramError
 
 
 def require_path(path_like: object, *, otherwise: str = "") -> Path:
-    """Return a path, or raise an error that names the type found.
+    """Return the argument as a path.
 
     Args:
         path_like: The argument to check.
-        otherwise: What else the caller takes, such as ``"or a file opened for writing bytes"``.
+        otherwise: Other accepted arguments, for the error message.
 
     Raises:
-        ProgramError: It is not a path, or not one that a file can have.
+        ProgramError: The argument is not a path, or contains a NUL character.
     """
     path = os.fspath(path_like) if isinstance(path_like, str | os.PathLike) else path_like
     if isinstance(path, bytes):
-        raise ProgramError("found bytes, expected a path: give os.fsdecode() of them")
+        raise ProgramError("found bytes, expected a path: decode it with os.fsdecode()")
     if not isinstance(path, str):
         more = f" {otherwise}" if otherwise else ""
         raise ProgramError(
             f"found a {type(path_like).__name__}, expected a path, as str or os.PathLike{more}"
         )
     if "\0" in path:
-        raise ProgramError(f"found the path {path!r}, expected one without the character NUL")
+        raise ProgramError(f"found the path {path!r}, expected one without NUL characters")
     return Path(path)
 
 
 def require_stem(tag: object) -> str:
-    """Return the tag of external data, which names the file that they go to.
+    """Return the tag of external data, which is the stem of its file name.
 
     Raises:
-        ProgramError: It is not the stem of a file name.
+        ProgramError: The tag is not a valid stem.
     """
     if not isinstance(tag, str) or not tag or "\0" in tag or Path(tag).name != tag:
         raise ProgramError(f"found the tag {tag!r}, expected the stem of a file name")

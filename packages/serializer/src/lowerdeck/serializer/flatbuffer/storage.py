@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A run of bytes in another file, mapped only when it is written."""
+    """A byte range of another file, mapped only when it is written."""
 
     path: str | PathLike[str]
     offset: int
     length: int
 
     def map(self) -> memoryview:
-        """Return the bytes as a read-only view on a memory map of the file.
+        """Return the bytes as a read-only view of a memory map of the file.
 
         Raises:
             ProgramError: The file is shorter than the range.
@@ -34,11 +34,12 @@ class FileRange:
             size = fstat(file.fileno()).st_size
             if self.offset + self.length > size:
                 raise ProgramError(
-                    f"{self}: the file holds only {size} bytes; was it cut after it was written?"
+                    f"{self}: the file holds only {size} bytes; was it truncated after it was "
+                    "written?"
                 )
             if not self.length:
                 return memoryview(b"")
-            # A map must start at a multiple of the granularity, the range need not.
+            # A memory map must start at a multiple of the granularity.
             start = self.offset - self.offset % mmap.ALLOCATIONGRANULARITY
             length = self.offset - start + self.length
             mapped = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
@@ -50,7 +51,7 @@ def byte_view(storage: ReadableBuffer | FileRange, what: str) -> memoryview:
 
     Args:
         storage: A buffer, or a range of a file.
-        what: What the bytes are, for the message.
+        what: Description of the bytes, for error messages.
 
     Raises:
         ProgramError: ``storage`` has no buffer, or it is not contiguous.
@@ -58,7 +59,7 @@ def byte_view(storage: ReadableBuffer | FileRange, what: str) -> memoryview:
     if isinstance(storage, FileRange):
         return storage.map()
     if _is_flat(storage):
-        # The same object: equal contents are then found by their identity alone.
+        # Return the same object, so that equal contents can be found by identity.
         return storage
     try:
         view = memoryview(storage)
@@ -73,10 +74,10 @@ def byte_view(storage: ReadableBuffer | FileRange, what: str) -> memoryview:
             "memoryview, an array or a FileRange (for a torch tensor give tensor.numpy())"
         ) from None
     if not view.c_contiguous:
-        raise ProgramError(f"{what}: found a strided buffer, expected one run of bytes")
+        raise ProgramError(f"{what}: found a strided buffer, expected contiguous bytes")
     if _is_flat(view):
         return view
-    # An empty view has no byte cast when one of its dimensions is 0.
+    # memoryview cannot cast a view with a dimension of 0.
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 
@@ -99,10 +100,10 @@ def storage_size(storage: ReadableBuffer | FileRange) -> int:
 
 
 def pickled(storage: ReadableBuffer | FileRange) -> bytes | FileRange:
-    """Return bytes that can be pickled, which a view on another's memory cannot be.
+    """Return ``storage`` in a form that can be pickled, which a memoryview cannot.
 
     Args:
-        storage: A buffer, copied unless it is bytes, or a range of a file, which stays one.
+        storage: A buffer, copied unless it is bytes, or a file range, returned unchanged.
     """
     if isinstance(storage, bytes | FileRange):
         return storage
@@ -110,7 +111,7 @@ def pickled(storage: ReadableBuffer | FileRange) -> bytes | FileRange:
 
 
 def resident_view(storage: ReadableBuffer | FileRange) -> memoryview:
-    """Return a buffer as a flat view, to look at; a range of a file is left unread: an empty view.
+    """Return a flat view of a buffer, or an empty view for a file range, which is not read.
 
     Args:
         storage: A buffer, copied if it is not contiguous, or a range of a file.
@@ -123,12 +124,12 @@ def resident_view(storage: ReadableBuffer | FileRange) -> memoryview:
     return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
 
 
-# Small enough that both copies stay in the cache of a core.
+# Small enough that both copies fit into a core's cache.
 _CHUNK = 1 << 18
 
 
 def trailing_zeros(view: memoryview) -> int:
-    """Return how many zeros a flat view ends with; only those are read."""
+    """Return the number of trailing zero bytes of a flat view."""
     end = len(view)
     while end:
         part = view[max(end - _CHUNK, 0) : end].tobytes()

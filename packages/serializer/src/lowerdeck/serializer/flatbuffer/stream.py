@@ -1,4 +1,4 @@
-"""Write files piece by piece, so that a crash leaves the old file or the new one."""
+"""Write files piece by piece and atomically."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] |
         pieces: The bytes in order.
 
     Raises:
-        ProgramError: It is neither, or the file was opened for text.
-        OSError: The file cannot be written; the old one is as it was.
+        ProgramError: The target is neither, or the file was opened for text.
+        OSError: The file cannot be written; an existing file is unchanged.
     """
     if not isinstance(path_or_file, str | os.PathLike):
         if isinstance(path_or_file, TextIOBase):
@@ -43,19 +43,19 @@ def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] |
 
 
 def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
-    """Write several files that belong together, and return how many bytes they were.
+    """Write several files as one transaction, and return their total size in bytes.
 
-    All are written under temporary names and flushed to the disk before the first is renamed. The
-    last one is what refers to the others: while old and new ones could be mixed it is not there.
-    If the process crashes, the files are all old, or all new, or the last one is missing
-    (its old and new versions are in the same folder under hidden names).
+    All are written under temporary names and flushed to disk before the first is renamed. The last
+    file refers to the others; it is absent while old and new files are mixed. After a crash the
+    files are all old, all new, or the last one is missing (its old and new versions are in the
+    same folder under hidden names).
 
     Args:
-        files: The pieces and the path of each, that of the file that refers to the others last.
+        files: Pieces and path of each file; the file that refers to the others comes last.
 
     Raises:
-        ProgramError: Two of them would be one file.
-        OSError: A file cannot be written; the old ones are as they were.
+        ProgramError: Two paths lead to the same file.
+        OSError: A file cannot be written; existing files are unchanged.
     """
     written = 0
     temporaries: list[_Temporary] = []
@@ -67,7 +67,7 @@ def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
                     written += _write_named(pieces, special, path)
                 continue
             if any(other.path == target for other in temporaries):
-                raise ProgramError(f"{path}: found two files to write to it, expected one")
+                raise ProgramError(f"{path}: found two files for this path, expected one")
             handle, name = _new_file(target)
             temporaries.append(_Temporary(name, target))
             with os.fdopen(handle, "wb", buffering=0) as file:
@@ -86,31 +86,28 @@ def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Temporary:
-    """A file under its temporary name, and the path that it is for."""
+    """A temporary file and its final path."""
 
     name: str
     path: Path
 
     @property
     def aside(self) -> str:
-        """Return where the old file waits until all new ones are in place."""
+        """Return the name of the old file until all new files are in place."""
         return f"{self.name.removesuffix('.tmp')}.old"
 
 
 def replaces_file(path: Path) -> bool:
-    """Return whether writing to ``path`` makes or replaces a file; not for devices and pipes.
-
-    Args:
-        path: Where something would be written.
+    """Return whether writing to ``path`` creates or replaces a file; False for devices and pipes.
 
     Raises:
-        OSError: It is a folder, or a link that leads in a circle.
+        OSError: The path is a folder or a symlink cycle.
     """
     return _target(path) is not None
 
 
 def _replace(temporaries: Sequence[_Temporary]) -> None:
-    """Give files their names; what refers to the others goes first and comes back last."""
+    """Rename files to their final paths; the last file is removed first and replaced last."""
     if len(temporaries) == 1:
         _rename(temporaries[0].name, temporaries[0].path)
         return
@@ -125,7 +122,7 @@ def _replace(temporaries: Sequence[_Temporary]) -> None:
             placed.append(temporary)
             _rename(temporary.name, temporary.path)
     except BaseException:
-        # Undone in the same order, so that old and new files are never mixed.
+        # The last file stays absent while old and new files are mixed.
         for temporary in reversed(placed):
             if not Path(temporary.name).exists():
                 temporary.path.unlink()
@@ -139,9 +136,9 @@ def _replace(temporaries: Sequence[_Temporary]) -> None:
 
 
 def _rename(name: str | Path, path: str | Path) -> None:
-    """Rename a file, and wait until the disk knows."""
+    """Rename a file and flush its folder to disk."""
     os.replace(name, path)  # noqa: PTH105  (Path.replace would only wrap this)
-    # Some file systems cannot sync a folder; there the order of renames is theirs to keep.
+    # Some file systems cannot sync a folder; the order of renames is then theirs.
     with suppress(OSError):
         folder = os.open(Path(path).parent, os.O_RDONLY)
         try:
@@ -151,13 +148,13 @@ def _rename(name: str | Path, path: str | Path) -> None:
 
 
 def _target(path: Path) -> Path | None:
-    """Return the file to replace, or None where ``path`` leads to a device or a pipe.
+    """Return the file to replace, or None for a device or a pipe.
 
     Raises:
-        OSError: It is a folder, or a link that leads in a circle.
+        OSError: The path is a folder or a symlink cycle.
     """
     if path.is_absolute() and path.parts[1:2] in {("dev",), ("proc",)}:
-        # Also where /dev/stdout is a file: it is open already, another one would not be it.
+        # Even if /dev/stdout is redirected to a file, which must not be replaced.
         return None
     real = Path(os.path.realpath(path))
     try:
@@ -170,12 +167,12 @@ def _target(path: Path) -> Path | None:
 
 
 def _open_special(path: Path) -> BinaryIO:
-    """Open a device or a pipe; of what this process has open already, the same file again."""
+    """Open a device or a pipe; duplicate a file descriptor that is already open."""
     name = str(path)
     number = {"/dev/stdout": "1", "/dev/stderr": "2"}.get(name, name.removeprefix("/dev/fd/"))
     if not number.isdecimal():
         return path.open("wb", buffering=0)
-    # Opened again by its path, a file would be truncated, and lose what was printed.
+    # Reopening a redirected file by path would truncate it.
     return os.fdopen(os.dup(int(number)), "wb", buffering=0)
 
 
@@ -183,7 +180,7 @@ def _write_named(pieces: Iterable[Piece], file: BinaryIO, path: Path) -> int:
     try:
         return _write(pieces, file)
     except OSError as error:
-        # A full disk says nothing of the file; ours has a temporary name that means nothing.
+        # Errors such as a full disk do not name the file; report the final path.
         if error.errno is None or error.filename is not None:
             raise
         raise type(error)(error.errno, error.strerror, str(path)) from None
@@ -193,7 +190,7 @@ def _write(pieces: Iterable[Piece], file: BinaryIO) -> int:
     total = 0
     for piece in pieces:
         view = memoryview(piece)
-        # One call may write less than it was given, and most systems stop at 2 GiB.
+        # A call may write only a part, on most systems at most 2 GiB.
         while view:
             done = file.write(view[:_CHUNK])
             total += done
@@ -202,15 +199,15 @@ def _write(pieces: Iterable[Piece], file: BinaryIO) -> int:
 
 
 def _new_file(path: Path) -> tuple[int, str]:
-    """Create a file with an unused name next to ``path``; module tempfile is slow to import."""
+    """Create a temporary file next to ``path``, without ``tempfile``, which is slow to import."""
     while True:
         name = str(path.with_name(f".{path.name[:200]}.{os.urandom(6).hex()}.tmp"))
         with suppress(FileExistsError):
             try:
                 return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), name
             except FileNotFoundError as error:
-                # The name is ours; what is missing is the folder that the caller named.
+                # Report the missing folder, not the temporary name.
                 raise FileNotFoundError(error.errno, error.strerror, str(path.parent)) from None
             except OSError as error:
-                # Nor is it our name that the folder refuses.
+                # Report the final path, not the temporary name.
                 raise type(error)(error.errno, error.strerror, str(path)) from None

@@ -1,7 +1,7 @@
 """Read FlatBuffer tables from untrusted data: each position is checked before use.
 
 A vtable is checked once and compiled to one ``struct`` that reads all fields of its tables in one
-call, which makes checked reading cheaper than the peer's unchecked one.
+call, which makes checked reading faster than ExecuTorch's unchecked reader.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _unpack_u32 = struct.Struct("<I").unpack_from
 _unpack_vtable = struct.Struct("<HH").unpack_from
 
 
-# The number of the default of an absent field: 0, False or 0.0.
+# Index into the defaults (0, False, 0.0) of absent fields, by struct code.
 _DEFAULTS = {"?": 1, "f": 2, "d": 2}
 
 
@@ -47,11 +47,11 @@ class Shape:
     """One checked vtable of one kind of table.
 
     Attributes:
-        size: Bytes that the table takes.
-        wide: Where the 8-byte fields are in the table.
+        size: Size of the table in bytes.
+        wide: Offsets of 8-byte fields in the table.
         offsets: Index and start of each present field that is an offset.
-        unpack: Reads the present fields, in the order in which they are stored.
-        pick: Brings them and a default into id order; None where they are in order already.
+        unpack: Reads the present fields in storage order.
+        pick: Reorders these values and the defaults by field id; None if already in order.
     """
 
     __slots__ = ("offsets", "pick", "size", "unpack", "wide")
@@ -74,7 +74,7 @@ class Shape:
             for index, start in enumerate(starts)
             if start and fields[index].is_offset
         )
-        # Values come in file order; after them come the defaults of absent fields.
+        # Values are in storage order, followed by the defaults of absent fields.
         position = {index: number for number, (_, index) in enumerate(order)}
         picks = [
             position.get(index, len(order) + _DEFAULTS.get(field.code, 0))
@@ -91,8 +91,8 @@ class TableReader:
     """Reads tables, vectors and strings of one FlatBuffer.
 
     Attributes:
-        size: Its size in bytes.
-        budget: Bytes that it may still decode to.
+        size: Size of the FlatBuffer in bytes.
+        budget: Bytes of memory that decoding may still take.
     """
 
     def __init__(
@@ -102,13 +102,13 @@ class TableReader:
         *,
         strict: bool = False,
     ) -> None:
-        """Make a reader.
+        """Create a reader.
 
         Args:
             data: The FlatBuffer, a flat view of bytes from the start of the file.
             tables: Fields of each table by its name.
-            strict: Also refuse 8-byte elements of vectors at addresses that some processors
-                cannot read.
+            strict: Also reject misaligned 8-byte vector elements, which some processors cannot
+                read.
         """
         self._strict = strict
         self.data = data
@@ -121,16 +121,16 @@ class TableReader:
         self.budget: int = FREE_MEMORY + MEMORY_PER_BYTE * self.size
 
     def spend(self, cost: int, field: str, position: int) -> None:
-        """Count bytes of memory that something decodes to.
+        """Subtract ``cost`` bytes of decoded memory from the budget.
 
         Raises:
-            LimitError: The file decodes to more than its size is worth.
+            LimitError: The budget is exhausted.
         """
         self.budget -= cost
         if self.budget < 0:
             raise LimitError(
                 f"the file decodes to more than {MEMORY_PER_BYTE} times its {self.size} bytes, "
-                "by referring to the same objects again and again",
+                "by many references to the same objects",
                 field=field,
                 offset=position,
             )
@@ -138,12 +138,9 @@ class TableReader:
     def table(self, name: str) -> Callable[[int], Any]:
         """Return a function that reads all fields of one kind of table, in id order.
 
-        Given a position it returns scalars as numbers, and offsets as positions in the file, or 0
-        where absent. It raises a :class:`FormatError` where the table, its vtable or an offset is
-        malformed.
-
-        Args:
-            name: Name of the table.
+        The function takes a table's position and returns scalars as numbers and offsets as
+        positions in the file, 0 if absent. It raises :class:`FormatError` if the table, its vtable
+        or an offset is malformed.
         """
         data, size, shapes = self.data, self.size, self._shapes[name]
         last = size - 4
@@ -174,11 +171,7 @@ class TableReader:
         return read
 
     def fields(self, name: str, position: int) -> Any:
-        """Return all fields of one table, as the function that :meth:`table` returns does.
-
-        Args:
-            name: Name of the table.
-        """
+        """Return all fields of one table, read with :meth:`table`."""
         if name not in self._readers:
             self._readers[name] = self.table(name)
         return self._readers[name](position)
@@ -186,35 +179,37 @@ class TableReader:
     def _check_table(self, name: str, position: int, shape: Shape | None = None) -> None:
         end = position + (shape.size if shape else 4)
         if position & 3 or end > self.size:
-            reason = f"found a table up to byte {end} of {self.size}, expected a multiple of 4"
+            reason = f"found a misaligned table, or one up to byte {end} of {self.size}"
             raise OffsetError(reason, field=name, offset=position)
         for start in shape.wide if shape else ():
             if (position + start) & 7:
-                reason = "found an 8-byte field, expected a multiple of 8"
+                reason = "found a misaligned 8-byte field, expected a multiple of 8"
                 raise OffsetError(reason, field=name, offset=position + start)
 
     def target(self, slot: int, offset: int, table: str, field: str) -> int:
-        """Return where the offset at ``slot`` leads, checked to be inside the FlatBuffer."""
+        """Return the target of the offset at ``slot``, checked to be inside the FlatBuffer."""
         position = slot + offset
         if not offset or position > self.size - 4:
             raise OffsetError(
-                f"found offset {offset}, which leads to byte {position} of {self.size}",
+                f"found offset {offset}, which points to byte {position} of {self.size}",
                 field=f"{table}.{field}",
                 offset=slot,
             )
         return position
 
     def count(self, position: int, width: int, field: str) -> int:
-        """Return the number of elements of the vector at ``position``, checked to be there.
+        """Return the length of the vector at ``position``, checked to be inside the FlatBuffer.
 
         Args:
             position: Offset of the vector's length; validated here.
             width: Bytes of one element.
-            field: What is read, for messages.
+            field: Field name, for error messages.
         """
         if position & 3:
             raise OffsetError(
-                "found a vector or string, expected a multiple of 4", field=field, offset=position
+                "found a misaligned vector or string, expected a multiple of 4",
+                field=field,
+                offset=position,
             )
         if not 0 <= position <= self.size - 4:
             raise OffsetError(
@@ -230,12 +225,12 @@ class TableReader:
         return count
 
     def scalars(self, position: int, kind: str, field: str) -> list[Any]:
-        """Return a vector of scalars as a new list; an absent one (0) is empty.
+        """Return a vector of scalars as a new list; an absent vector (0) is empty.
 
         Args:
             position: Offset of the vector's length; validated here.
-            kind: Kind of its elements.
-            field: What is read, for messages.
+            kind: Kind of the elements.
+            field: Field name, for error messages.
         """
         return self.vector(kind, field)(position) if position else []
 
@@ -243,11 +238,10 @@ class TableReader:
         """Return a function that reads vectors of scalars, each as a new list.
 
         Args:
-            kind: Kind of their elements.
-            field: What is read, for messages.
-            most: The limit of vectors with one number for each dimension, 0 for none: a product
-                of the sizes would otherwise be a number as long as the file. The function
-                raises a :class:`LimitError` where there are more.
+            kind: Kind of the elements.
+            field: Field name, for error messages.
+            most: Limit on vectors with one number per dimension, 0 for none; it bounds the product
+                of sizes. Longer vectors raise :class:`LimitError`.
         """
         leaves = self._leaves[kind]
         most = most or _ANY_LENGTH
@@ -291,13 +285,13 @@ class TableReader:
         )
 
     def tables(self, position: int, field: str) -> Iterator[int]:
-        """Yield the positions of the tables in a vector; an absent one (0) is empty."""
+        """Yield the positions of the tables in a vector; an absent vector (0) is empty."""
         if not position:
             return
         count = self.count(position, 4, field)
         self.spend(LIST_COST + ENTRY_COST * count, field, position)
         last = self.size - 4
-        # In runs, so that a vector that says it has a billion entries costs what is read of it.
+        # In chunks, so that a vector with a false count of a billion costs only what is read.
         for start in range(0, count, 4096):
             run = min(4096, count - start)
             slot = position + 4 + 4 * start
@@ -309,7 +303,7 @@ class TableReader:
                 slot += 4
 
     def entry(self, vector: int, index: int) -> int:
-        """Return where the table of one entry of a vector is, for messages."""
+        """Return the position of a vector entry's table, for error messages."""
         slot = vector + 4 + 4 * index
         offset: int = _unpack_u32(self.data, slot)[0]
         return slot + offset
@@ -325,7 +319,7 @@ class TableReader:
             raise MissingFieldError("expected a string, found none", field=field)
         cached = self._strings.get(position)
         if cached is not None:
-            # Stored once, but every iteration over the decoded objects visits it again.
+            # Decoded once, but every iteration over the decoded objects visits it again.
             self.budget -= LIST_COST + len(cached)
             if self.budget < 0:
                 self.spend(0, field, position)
@@ -333,12 +327,16 @@ class TableReader:
         length = self.count(position, 1, field)
         end = position + 4 + length
         if end >= self.size or self.data[end]:
-            raise ContentError("found no NUL after the string", field=field, offset=position)
+            raise ContentError(
+                "found a string without a terminating NUL", field=field, offset=position
+            )
         self.spend(LIST_COST + length, field, position)
         try:
             text = str(self.data[position + 4 : end], "utf-8")
         except UnicodeDecodeError as error:
-            raise ContentError(f"found no UTF-8: {error}", field=field, offset=position) from error
+            raise ContentError(
+                f"found invalid UTF-8: {error}", field=field, offset=position
+            ) from error
         self._strings[position] = text
         return text
 
@@ -365,7 +363,7 @@ class TableReader:
                 offset=vtable,
             )
         fields = self._tables[name]
-        # Only what we know is read: vtables may overlap, and each may claim 64 kB.
+        # Only known fields are read: vtables may overlap, and each may claim 64 kB.
         stored = min((length - 4) // 2, len(fields))
         self.spend(SHAPE_COST, name, vtable)
         starts = list(struct.unpack_from(f"<{stored}H", self.data, vtable + 4))
@@ -385,13 +383,13 @@ class TableReader:
         return Shape(fields, size, starts)
 
 
-# Bytes of a number that no other vector shares, and of its position in the tuple that is kept.
+# Bytes of an unshared number and its slot in the cached tuple.
 _ELEMENT_COST = 40
 
 
 @cache
 def _unpackers(kind: str) -> list[Callable[..., tuple[Any, ...]]]:
-    """Return functions that unpack vectors of 0 to 23 numbers, of which most have few."""
+    """Return functions that unpack vectors of 0 to 23 numbers, the common lengths."""
     return [struct.Struct(f"<{count}{SCALAR_CODES[kind]}").unpack_from for count in range(24)]
 
 

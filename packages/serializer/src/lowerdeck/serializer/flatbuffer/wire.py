@@ -1,9 +1,9 @@
-"""Tables as they are in a file: for each its fields in id order, and their kinds.
+"""Descriptions of FlatBuffer tables: their fields in id order, with kinds.
 
 A kind is a scalar (``i32``), ``str``, ``bytes`` (a vector of bytes that is not copied), a vector
 (``[i32]``, ``[Tensor]``), a table (``Tensor``) or a union (``union``, whose type is the field
-before it). Reading, writing and checking all go by these descriptions, which are parsed from the
-schemas in ``fbs``.
+before it). Reading, writing and checking use these descriptions, which are parsed from the schemas
+in ``fbs``.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Field(NamedTuple):
     """One field of a table.
 
     Attributes:
-        of: The enumeration of a number, or the union of a union or of the number of its member.
-        is_required: Whether a table without it is refused.
-        most: The most entries that its vector may have, 0 for any number.
-        is_aligned: Whether its bytes are aligned more than to 4.
+        of: Name of the field's enumeration or union; a union's type field has it too.
+        is_required: Whether tables without the field are rejected.
+        most: Maximum number of entries of a vector, 0 for no limit.
+        is_aligned: Whether the bytes need an alignment above 4.
         default: The value of an absent field.
     """
 
@@ -70,22 +70,22 @@ class Field(NamedTuple):
 
     @property
     def is_offset(self) -> bool:
-        """Return whether the field holds an offset to something else."""
+        """Return whether the field holds an offset."""
         return self.kind not in SCALAR_CODES
 
     @property
     def item(self) -> str:
-        """Return the kind of the entries of a vector, or ``""``."""
+        """Return the element kind of a vector field, else ``""``."""
         return self.kind[1:-1] if self.kind[0] == "[" else ""
 
     @property
     def code(self) -> str:
-        """Return the struct code of what the table itself holds."""
+        """Return the struct code of the field in the table."""
         return SCALAR_CODES.get(self.kind, "I")
 
     @property
     def size(self) -> int:
-        """Return the number of bytes in the table itself."""
+        """Return the size of the field in the table."""
         return SCALAR_SIZES.get(self.kind, 4)
 
 
@@ -95,9 +95,9 @@ class Format:
     Attributes:
         tables: Fields of each table by its name.
         unions: Names of the members of each union; the number of a member is its index.
-        classes: Classes of tables and enumerations by name. A table without one is written of
-            dictionaries.
-        layouts: Layouts of tables that a writer computed, by their names and fields.
+        classes: Classes of tables and enumerations by name. Tables without a class are written
+            from dictionaries.
+        layouts: Cache of table layouts by table name and present fields.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class Format:
         self._optional: dict[str, frozenset[str]] = {}
 
     def may_miss(self, name: str, field: Field) -> bool:
-        """Return whether a field is None in an object where it is absent.
+        """Return whether an absent field is None in the object.
 
         Args:
-            name: Its table. That of a class has None as the default of such a field.
-            field: The field, which holds an offset.
+            name: Name of the table; if it has a class, the default of the attribute decides.
+            field: A field that holds an offset.
         """
         if name not in self.classes:
             return not field.is_required
@@ -144,7 +144,7 @@ def _members(kind: type[IntEnum]) -> Mapping[int, IntEnum]:
 def parse_fields(text: str) -> tuple[Field, ...]:
     """Return the fields of a table, written ``name:kind`` and in the order of their ids.
 
-    ``name:kind=-1`` is one that is always written, as readers take -1 for an absent one.
+    ``name:kind=-1`` is always written, because readers take absent fields as -1.
     """
     parts = [re.split("[:=]", part) for part in text.split()]
     return tuple(
@@ -154,11 +154,11 @@ def parse_fields(text: str) -> tuple[Field, ...]:
 
 
 def parse_schema(file: str, classes: Mapping[str, type]) -> Format:
-    """Return the format that a schema describes.
+    """Return the format described by a schema.
 
     Args:
         file: Name of the schema in the folder ``fbs``.
-        classes: Classes of its tables and enumerations by name.
+        classes: Classes of tables and enumerations by name.
     """
     raw = get_data("lowerdeck.serializer", f"fbs/{file}") or b""
     text = re.sub(r"//.*", "", raw.decode())
@@ -201,4 +201,4 @@ ETDUMP_FORMAT = Format(
         ),
     }
 )
-"""The tables that we write of an ETDump file; the root is ``ETDump``."""
+"""The ETDump tables that this package writes; the root is ``ETDump``."""

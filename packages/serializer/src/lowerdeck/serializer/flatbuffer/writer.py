@@ -1,8 +1,8 @@
 """Write FlatBuffers back to front, one column of equal tables at a time.
 
 Offsets point forward only, so the target of an offset is written first, and stored behind it. All
-tables of a kind are written together: each field is a column that is converted at once, equal rows
-are stored once, and one ``struct`` packs the others.
+tables of a kind are written together: each field is a column that is converted in one step, equal
+rows are stored once, and one ``struct`` packs the distinct rows.
 
 A *reference* is the distance of a table's start from the end of the buffer.
 """
@@ -26,25 +26,25 @@ from lowerdeck.serializer.flatbuffer.stream import Piece
 from lowerdeck.serializer.flatbuffer.wire import SCALAR_CODES, SCALAR_SIZES, Field, Format
 
 MAX_FLATBUFFER = (1 << 31) - 1
-"""FlatBuffers' offsets are 32 bits wide and may not reach further than this."""
+"""Largest size that FlatBuffers' 32-bit offsets allow."""
 UNWRITABLE = (AttributeError, LookupError, ArithmeticError, TypeError, ValueError, struct.error)
 """Exceptions for a value that does not fit its field; they do not name the object."""
 
 _Row = tuple[Any, ...]
-# After the 4 bytes that lead to the vtable: what needs no gap, then 8 bytes wide, then the small.
+# Order by size: after the 4-byte vtable offset come fields without padding, then 8-byte ones.
 _ORDER = {4: 0, 8: 1, 2: 2, 1: 3}
-# Floats are compared by their bits: 0.0 equals -0.0 and is another number.
+# Floats are compared by their bits, because 0.0 == -0.0.
 _BITS = {"f": "I", "d": "Q"}
 
 
 class Writer:
-    """The bytes of one FlatBuffer, from its end on."""
+    """Builder of one FlatBuffer, from its end to its start."""
 
     def __init__(self, form: Format, *, alignment: int = 16) -> None:
-        """Start an empty one.
+        """Create an empty FlatBuffer.
 
         Args:
-            alignment: Alignment in the file of bytes that the format wants aligned.
+            alignment: File alignment of byte vectors that the format aligns.
         """
         self._form = form
         self._blob_alignment = max(alignment, 16)
@@ -58,17 +58,17 @@ class Writer:
     def finish(
         self, name: str, root: object, identifier: bytes, *, inserted: int = 0, prefix: int = 0
     ) -> list[Piece]:
-        """Return the pieces of the FlatBuffer, no blob copied.
+        """Return the pieces of the FlatBuffer without copying blobs.
 
         Args:
-            name: Table of the root.
-            root: An object of its class, or a dictionary where it has none; so is all inside.
-            identifier: Four bytes that say what the buffer is.
-            inserted: Bytes to leave free after the identifier.
-            prefix: Bytes before the FlatBuffer that hold its size, which no offset counts.
+            name: Name of the root table.
+            root: An object of the table's class, or a dictionary if it has none; likewise nested.
+            identifier: File identifier of four bytes.
+            inserted: Bytes to reserve after the identifier.
+            prefix: Bytes of the size prefix, which offsets do not count.
 
         Raises:
-            ProgramError: The FlatBuffer is larger than its offsets can reach.
+            ProgramError: The FlatBuffer exceeds ``MAX_FLATBUFFER``.
             Exception: A value does not fit its field; one of ``UNWRITABLE``.
         """
         (table,) = self._tables(name, [root])
@@ -84,9 +84,9 @@ class Writer:
         fields = self._form.tables[name]
         kind = self._form.classes.get(name, dict)
         if {*map(type, items)} != {kind}:
-            raise TypeError(f"expected nothing but {name}")
+            raise TypeError(f"expected only {name}")
         columns: dict[str, Sequence[Any]] = {}
-        # The last field first: aligned bytes, which come late, leave their gap at the end.
+        # The last field first: aligned bytes are late fields, so that their padding is at the end.
         for field in reversed(fields):
             if field.of in self._form.unions and not field.is_offset:
                 continue  # written with the union
@@ -124,11 +124,11 @@ class Writer:
         if field.code in _BITS:
             packed = struct.pack(f"<{len(column)}{field.code}", *column)
             return struct.unpack(f"<{len(column)}{_BITS[field.code]}", packed)
-        # Zeros are left out, so that other falsy values must not pass for 0.
+        # Zeros are omitted, so other falsy values must not be taken for 0.
         return column if {*map(type, column)} <= {int, bool} else list(map(index, column))
 
     def _union(self, field: Field, column: list[Any]) -> tuple[list[int], list[int]]:
-        """Return the numbers of the members of a union, and references to them."""
+        """Write members of a union and return their type numbers and references."""
         kinds = list(map(type, column))
         names = {kind: self._form.names[kind] for kind in {*kinds}}
         members = self._form.unions[field.of]
@@ -137,7 +137,7 @@ class Writer:
         return [numbers[kind] for kind in kinds], references
 
     def _members(self, names: list[str], items: Sequence[Any]) -> list[int]:
-        """Write tables of several kinds."""
+        """Write tables of several kinds and return a reference to each."""
         groups: defaultdict[str, list[Any]] = defaultdict(list)
         for name, item in zip(names, items, strict=True):
             groups[name].append(item)
@@ -145,7 +145,7 @@ class Writer:
         return [next(references[name]) for name in names]
 
     def _objects(self, name: str, field: Field, column: list[Any]) -> Sequence[int | None]:
-        """Write what a field refers to; None means absent."""
+        """Write the targets of a field and return their references, None for absent ones."""
         kinds = {*map(type, column)}
         if type(None) not in kinds:
             return self._present(field, column, kinds)
@@ -157,7 +157,7 @@ class Writer:
 
     def _present(self, field: Field, column: list[Any], kinds: Collection[type]) -> Sequence[int]:
         if field.item:
-            # Text and bytes are sequences as well, but no lists of numbers.
+            # Text and bytes are sequences, but not lists of numbers.
             if not {*kinds} <= {list, tuple} and not all(map(is_list, column)):
                 raise TypeError("expected a list")
             if field.most and max(map(len, column), default=0) > field.most:
@@ -174,12 +174,12 @@ class Writer:
         if field.kind == "bytes":
             return [self._blob(field, byte_view(element, field.name)) for element in column]
         if field.kind == "union":
-            # One that is given as pairs of a table's name and a dictionary.
+            # A union given as pairs of a table name and a dictionary.
             return self._members([name for name, _ in column], [item for _, item in column])
         return self._tables(field.kind, column)
 
     def _add(self, leaves: list[bytes], *, wide: bool = False) -> list[int]:
-        """Write texts, vtables or vectors of numbers; wide ones are aligned after their count."""
+        """Write strings, vtables or scalar vectors; wide elements are aligned after the count."""
         references = self._leaves
         size, parts, places = 0, [], {}
         for leaf in dict.fromkeys(leaves):
@@ -201,7 +201,7 @@ class Writer:
         return reference
 
     def _lists(self, name: str, lists: list[Sequence[Any]]) -> list[int]:
-        """Write vectors of tables."""
+        """Write vectors of tables and return a reference to each."""
         references = iter(self._tables(name, [*chain.from_iterable(lists)]))
         rows = [tuple(islice(references, len(items))) for items in lists]
         new = [row for row in dict.fromkeys(rows) if row not in self._vectors]
@@ -216,7 +216,7 @@ class Writer:
         return [self._vectors[row] for row in rows]
 
     def _records(self, name: str, rows: list[_Row]) -> range:
-        """Write tables of which the same fields are present, and their vtable."""
+        """Write tables with the same present fields, and their vtable."""
         fields, columns = self._form.tables[name], list(zip(*rows, strict=True))
         present = [
             column[0] is not None if field.is_offset else bool(field.default or any(column))
@@ -241,19 +241,19 @@ class Writer:
         return range(start, start - size, -stride)
 
     def _start(self, size: int, alignment: int) -> int:
-        """Return the reference to something of a size that is written next."""
+        """Return the reference that the next piece of this size gets."""
         return round_up(self._size + size, alignment)
 
     def _push(self, piece: Piece, alignment: int) -> int:
-        """Write a piece before all others and return a reference to it."""
+        """Prepend a piece and return a reference to it."""
         start = self._start(len(piece), alignment)
         self._alignment = max(self._alignment, alignment)
         self._pieces += [bytes(start - self._size - len(piece)), piece]
         self._size = start
         if start > MAX_FLATBUFFER:
             raise ProgramError(
-                f"the FlatBuffer would take more than the {MAX_FLATBUFFER} bytes that its format "
-                "allows; use extract_delegate_segments=True, so that delegates come after it"
+                f"the FlatBuffer would exceed the {MAX_FLATBUFFER} bytes that its format allows; "
+                "use extract_delegate_segments=True to store delegates outside of it"
             )
         return start
 
@@ -261,7 +261,7 @@ class Writer:
 def _lay_out(
     fields: Sequence[Field], present: Sequence[bool]
 ) -> tuple[struct.Struct, bytes, list[tuple[int, int]], int]:
-    """Return how tables are packed, their vtable, number and place of each field, alignment."""
+    """Return the struct of tables, their vtable, index and offset of each field, and alignment."""
     order = [number for number, is_present in enumerate(present) if is_present]
     order.sort(key=lambda number: _ORDER[fields[number].size])
     code, end, places = "<i", 4, {}
@@ -279,8 +279,8 @@ def _lay_out(
 
 @cache
 def _packer(kind: str) -> Callable[[Sequence[Any]], bytes]:
-    """Return a function that packs vectors of numbers, a count and then the elements."""
-    # Lists are short and of few lengths: a compiled struct for each saves a third.
+    """Return a function that packs a vector of numbers as its count and elements."""
+    # Most lists are short: one compiled struct per length saves a third of the time.
     code = SCALAR_CODES[kind]
     packs = [struct.Struct(f"<I{count}{code}").pack for count in range(24)]
 

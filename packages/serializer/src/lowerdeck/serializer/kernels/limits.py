@@ -1,8 +1,7 @@
-"""Limits on kernel arguments beyond their kinds; a kernel ends the process if one is violated.
+"""Limits on kernel arguments beyond their kinds; a kernel aborts the process if one is violated.
 
-Found by calling every kernel of the official runtime with hostile arguments: most invalid
-combinations return an error. The limits of each kernel are listed in its row of the table; the
-search is in ``tests/interop``.
+Found by calling every kernel of the official runtime with invalid arguments (``tests/interop``);
+most only return an error. Each kernel's limits are in its row of the table.
 """
 
 from __future__ import annotations
@@ -36,34 +35,34 @@ _TYPES: Mapping[str, frozenset[ScalarType]] = {
     "numbers": _STANDARD - {ScalarType.BOOL},
     "indices": frozenset({ScalarType.INT, ScalarType.LONG}),
 }
-"""The sets of element types that rows of the table name."""
+"""Sets of element types by their names in the table."""
 
 
-# No list of dimensions, sizes or indices that is right is longer; a thousand calls may take one.
+# No valid list of dimensions, sizes or indices is longer; bounds the cost of shared lists.
 _MOST_ITEMS = 17
 
 
 class Arguments:
-    """The arguments of one call; what is known only at run time is None."""
+    """The arguments of one call; numbers computed at run time are None."""
 
     def __init__(self, values: list[schema.EValue], args: list[int], unknown: set[int]) -> None:
         """Wrap the arguments of a call.
 
         Args:
-            values: The values of its method.
-            args: Its arguments, as indices of values.
-            unknown: The values that instructions write.
+            values: Values of the method.
+            args: Value indices of the arguments.
+            unknown: Indices of the values that instructions write.
         """
         self._values = values
         self._args = args
         self._unknown = unknown
 
     def value(self, number: int) -> schema.KernelTypes:
-        """Return an argument."""
+        """Return the value of an argument."""
         return self._values[self._args[number]].val
 
     def tensor(self, number: int) -> schema.Tensor | None:
-        """Return a tensor argument, or None for any other."""
+        """Return a tensor argument, or None for other kinds."""
         value = self.value(number)
         return value if isinstance(value, schema.Tensor) else None
 
@@ -76,17 +75,17 @@ class Arguments:
         return [item if isinstance(item, schema.Tensor) else None for item in items]
 
     def number(self, number: int) -> float | None:
-        """Return a number that the file gives."""
+        """Return a number stored in the file, or None."""
         return self._number(self._args[number])
 
     def numbers(self, number: int) -> list[float | None]:
-        """Return the numbers of a list."""
+        """Return the numbers of a list, None for computed ones."""
         value = self.value(number)
         items = value.items[:_MOST_ITEMS] if isinstance(value, schema.IntList) else []
         return [self._number(item) for item in items]
 
     def is_computed(self, number: int) -> bool:
-        """Return whether an instruction writes a number argument, or one of a list."""
+        """Return whether an instruction writes a number, or one in a list."""
         value = self.value(number)
         is_list = isinstance(value, schema.IntList)
         items = value.items[:_MOST_ITEMS] if is_list else [self._args[number]]  # type: ignore[union-attr]
@@ -100,7 +99,7 @@ class Arguments:
 
 
 def is_constant(value: schema.KernelTypes) -> bool:
-    """Return whether a value is a tensor whose bytes the file gives, for reading only."""
+    """Return whether a value is a tensor with constant data, in the file or external."""
     if not isinstance(value, schema.Tensor) or value.allocation_info is not None:
         return False
     extra = value.extra_tensor_info
@@ -109,29 +108,29 @@ def is_constant(value: schema.KernelTypes) -> bool:
 
 
 Limit = Callable[[Arguments], str | None]
-"""Returns what is wrong with the arguments of a call, or None."""
+"""Returns an error message for the arguments of a call, or None."""
 
 
 def _positive(call: Arguments, *positions: int) -> str | None:
-    """Refuse a number below 1: the kernel divides by it and counts up to it."""
+    """Check that numbers are positive: the kernel divides by them or loops up to them."""
     for at in positions:
         for number in call.numbers(at) or [call.number(at)]:
             if number is not None and not 1 <= number < 1 << 31:
-                return f"found {number} in argument {at}, expected 1 to 2**31"
+                return f"found {number} in argument {at}, expected 1 to 2**31 - 1"
     return None
 
 
 def _promoted(call: Arguments, *positions: int) -> str | None:
-    """Refuse promotion of uint16, uint32 and uint64, which have none."""
+    """Check that uint16, uint32 and uint64 need no promotion, which is undefined."""
     kinds = {tensor.scalar_type for at in positions if (tensor := call.tensor(at))}
     if len(kinds) > 1 and kinds & _BARE_UNSIGNED:
         names = ", ".join(sorted(kind.name for kind in kinds))
-        return f"found tensors of {names}, expected one type where one is bare unsigned"
+        return f"found tensors of {names}, expected one type: bare unsigned types do not promote"
     return None
 
 
 def _rank(call: Arguments, at: int, least: int, most: int = MAX_RANK) -> str | None:
-    """Refuse a tensor that has not from ``least`` to ``most`` dimensions."""
+    """Check that a tensor has ``least`` to ``most`` dimensions."""
     tensor = call.tensor(at)
     if tensor is None or least <= len(tensor.sizes) <= most:
         return None
@@ -139,7 +138,7 @@ def _rank(call: Arguments, at: int, least: int, most: int = MAX_RANK) -> str | N
 
 
 def _types(call: Arguments, at: int, allowed: str) -> str | None:
-    """Refuse a tensor of another type than these."""
+    """Check a tensor's element type."""
     tensor = call.tensor(at)
     if tensor is None or tensor.scalar_type in _TYPES[allowed]:
         return None
@@ -148,15 +147,15 @@ def _types(call: Arguments, at: int, allowed: str) -> str | None:
 
 
 def _dimension(call: Arguments, at: int, of: int, *, negative: bool = False) -> str | None:
-    """Refuse a number, or one of a list, that is not a dimension of a tensor.
+    """Check that a number, or each of a list, is a dimension of a tensor.
 
-    Computed numbers are refused as well: torch never emits them, so no valid file has them.
+    Computed numbers are rejected too: torch never emits them, so no valid file has them.
     """
     tensor = call.tensor(of)
     if tensor is None:
         return None
     if call.is_computed(at):
-        return f"found a computed dimension in argument {at}, expected a number"
+        return f"found a computed dimension in argument {at}, expected a constant"
     rank = len(tensor.sizes)
     least = -rank if negative else 0
     for number in call.numbers(at) or [call.number(at)]:
@@ -166,22 +165,24 @@ def _dimension(call: Arguments, at: int, of: int, *, negative: bool = False) -> 
 
 
 def _alike(call: Arguments, at: int, other: int) -> str | None:
-    """Refuse two tensors of different sizes."""
+    """Check that two tensors have the same sizes."""
     left, right = call.tensor(at), call.tensor(other)
     if left is None or right is None or left.sizes == right.sizes:
         return None
-    return f"found sizes {left.sizes} in argument {at}, expected {right.sizes} as in {other}"
+    return (
+        f"found sizes {left.sizes} in argument {at}, expected {right.sizes} as in argument {other}"
+    )
 
 
 def _not_constant(call: Arguments, at: int) -> str | None:
-    """Refuse numbers of the file where the kernel trusts them."""
+    """Check that a tensor is not a constant: the kernel trusts its numbers."""
     if is_constant(call.value(at)):
-        return f"found a constant as argument {at}, whose numbers are not checked"
+        return f"found a constant as argument {at}, whose numbers the kernel does not check"
     return None
 
 
 def _elements(call: Arguments, at: int) -> str | None:
-    """Refuse a tensor without elements, which is reduced."""
+    """Check that a tensor to be reduced is not empty."""
     tensor = call.tensor(at)
     if tensor is not None and not math.prod(tensor.sizes):
         return f"found no elements in argument {at}"
@@ -189,7 +190,7 @@ def _elements(call: Arguments, at: int) -> str | None:
 
 
 def _divisor(call: Arguments, at: int, of: int) -> str | None:
-    """Refuse a number that an integer tensor is divided by and that is 0 in the tensor's type."""
+    """Check that the divisor of an integer tensor is not 0 in the tensor's type."""
     tensor, number = call.tensor(of), call.number(at)
     if tensor is None or not isinstance(number, int) or tensor.scalar_type not in _INTEGRAL:
         return None
@@ -199,21 +200,21 @@ def _divisor(call: Arguments, at: int, of: int) -> str | None:
 
 
 def _steps(call: Arguments, first: int, last: int, by: int) -> str | None:
-    """Refuse ranges of 2**31 numbers or more; a position of -1 means the default."""
+    """Check that a range has fewer than 2**31 numbers; a position of -1 means the default."""
     start = 0 if first < 0 else call.number(first)
     end, step = call.number(last), 1 if by < 0 else call.number(by)
     if start is None or end is None or not step:
         return None
     if not (math.isfinite(start) and math.isfinite(end) and math.isfinite(step)):
         return f"found a range from {start} to {end}, expected finite numbers"
-    # In floats the quotient of small steps has no end; integers are exact.
+    # A float quotient of small steps may be infinite; integers are exact.
     if abs((end - start) / step) >= (1 << 31) - 1:
-        return f"found a range from {start} to {end} by {step}, expected below 2**31 numbers"
+        return f"found a range from {start} to {end} by {step}, expected fewer than 2**31 numbers"
     return None
 
 
 def _indices(call: Arguments, at: int, of: int) -> str | None:
-    """Refuse indices for more dimensions than the tensor has."""
+    """Check that indices cover at most the tensor's dimensions."""
     tensor = call.tensor(of)
     if tensor is None:
         return None
@@ -227,7 +228,7 @@ def _indices(call: Arguments, at: int, of: int) -> str | None:
 
 
 def _shape(call: Arguments, at: int) -> str | None:
-    """Refuse sizes with both -1 and 0: the kernel divides by the product of the others."""
+    """Check that sizes do not contain both -1 and 0: the kernel divides by the others' product."""
     sizes = call.numbers(at)
     if len(sizes) > MAX_RANK:
         return f"found more than {MAX_RANK} sizes in argument {at}"
@@ -237,7 +238,7 @@ def _shape(call: Arguments, at: int) -> str | None:
 
 
 def parse_limit(word: str) -> Limit | None:
-    """Return the limit that a word of a row says, such as ``rank(0,3,3)``; None for others.
+    """Return the limit of a word such as ``rank(0,3,3)``, or None for other words.
 
     Args:
         word: The name of a limit, and its numbers or names in parentheses.

@@ -1,12 +1,11 @@
 """The kernels of ExecuTorch 1.4.1: their arguments, layouts, types and limits.
 
 Read from the runtime's wheel: names from its registry, argument kinds from torch's own schemas,
-layouts and in-place facts from the checks at the head of each kernel and by running them, limits
-by calling them with hostile arguments. ``tests/interop`` compares all of it with the runtime. A
-new runtime version changes this file and no other.
+layouts and in-place facts from each kernel's checks and by running them, limits by calling them
+with invalid arguments. ``tests/interop`` compares all of it with the runtime. A new runtime
+version changes only this file.
 
-A row is arguments, words, and the names of the kernels that are alike in them. One letter an
-argument:
+A row is the arguments, the words, and the kernels that share them. One letter per argument:
 
 ======  =============================  ======  =============================
 letter  argument                       letter  argument
@@ -23,37 +22,36 @@ B       list of Bool                   F       list of Double, or None
 s       String                         r       String or None
 ======  =============================  ======  =============================
 
-After ``>`` comes what the last argument, the one for the return value, must be if it is used.
+After ``>`` comes the kind of the last argument, the return value, if it is used.
 
 ===========================  ======================================================================
 word                         the kernel
 ===========================  ======================================================================
-contiguous                   refuses any layout but the contiguous one
-channels_last                takes images whose channels are innermost in memory
-channels_last_alike          takes them if all its tensors have one shape: else it broadcasts wrong
-in_place                     computes element i from elements i, so that its output may be the very
-                             memory of an input of the same type, shape and layout
-first_in_place               has more outputs, of which the first may be its first input's memory
-into_self                    copies its first argument to the output and writes parts of it, so
-                             that both may be one memory
-complex                      takes complex tensors
-mixed                        takes real and complex tensors in one call
-divides                      divides argument 0 by argument 1: with integers of 32 and 64 bits the
-                             smallest one by -1 ends the process, and with numbers that are no
-                             tensors a 0 does as well
+contiguous                   accepts only contiguous tensors
+channels_last                accepts channels-last images
+channels_last_alike          accepts them if all tensors have one shape; broadcasting is wrong
+in_place                     is elementwise: the output may alias an input of the same type, shape
+                             and layout
+first_in_place               has several outputs, of which the first may alias the first input
+into_self                    copies its first argument to the output and writes parts of it: both
+                             may alias
+complex                      accepts complex tensors
+mixed                        accepts real and complex tensors in one call
+divides                      divides argument 0 by argument 1: the minimum of 32- and 64-bit
+                             integers by -1 aborts the process, and so does a scalar 0
 positive(i,...)              divides by its arguments i, which must be 1 or more
 promoted(i,...)              promotes tensors i, of which none may be a bare unsigned one
-rank(i,least,most)           takes a tensor i of so many dimensions, at most 16 if not said
-types(i,NAME)                takes a tensor i of the types NAME in limits.py
-dimension(i,of)              takes in i a dimension of tensor ``of``, counted from the front
-wrapped(i,of)                the same, also counted from the end
-alike(i,j)                   takes tensors i and j of one shape
+rank(i,least,most)           requires least to most dimensions of tensor i, by default at most 16
+types(i,NAME)                requires a tensor i of the types NAME in limits.py
+dimension(i,of)              requires that i is a dimension of tensor ``of``, not negative
+wrapped(i,of)                the same, but may be negative
+alike(i,j)                   requires tensors i and j of one shape
 computed(i)                  trusts the numbers in tensor i, which must not be a constant
-elements(i)                  takes a tensor i that is not empty
+elements(i)                  requires a tensor i that is not empty
 divisor(i,of)                divides by the number i, which must not be 0 in the type of ``of``
-steps(start,end,step)        makes as many numbers as that, fewer than 2**31; -1 is a default
-indices(i,of)                takes in i indices for at most the dimensions of ``of``
-shape(i)                     takes sizes i, not both a -1 and a 0
+steps(start,end,step)        produces a range of fewer than 2**31 numbers; -1 is a default
+indices(i,of)                requires indices i for at most the dimensions of ``of``
+shape(i)                     requires sizes i without both -1 and 0
 ===========================  ======================================================================
 """
 
@@ -66,10 +64,10 @@ from functools import cache
 from lowerdeck.serializer.kernels.limits import Limit, parse_limit
 
 RUNTIME_VERSION = "1.4.1"
-"""The runtime that the table describes."""
+"""The runtime release that the table describes."""
 
 PRIMITIVES = "executorch_prim"
-"""The name space of operators on numbers and views, which are part of the runtime itself."""
+"""Namespace of scalar and view operators, which are built into the runtime."""
 
 _ROWS = {
     "aten": """
@@ -228,10 +226,10 @@ class RuntimeKernel:
 
     Attributes:
         name: Full name, such as ``"aten::add.out"``; an operator without overload has no dot.
-        arguments: A letter for each argument but the last, which is for the return value.
-        returned: The letter of the return value; empty where it is never used.
-        words: Its behaviour with layouts, types and memory, such as ``"contiguous"``.
-        limits: Limits on its arguments beyond their kinds.
+        arguments: The letter of each argument, without the return value.
+        returned: The letter of the return value; empty if it is never used.
+        words: Properties of layouts, types and memory, such as ``"contiguous"``.
+        limits: Limits on arguments beyond their kinds.
     """
 
     name: str
@@ -242,7 +240,7 @@ class RuntimeKernel:
 
     @property
     def operator(self) -> str:
-        """Return the name without name space and overload, such as ``"add"``."""
+        """Return the name without namespace and overload, such as ``"add"``."""
         return self.name.partition("::")[2].partition(".")[0]
 
 
@@ -272,7 +270,7 @@ def kernel_names() -> frozenset[str]:
     """Return the full names of the kernels of ExecuTorch 1.4.1 that compute on tensors.
 
     Returns:
-        Names such as ``aten::add.out``; an operator without an overload has no dot. The scalar
-        and view operators (``executorch_prim``) are part of the runtime and are left out.
+        Names such as ``aten::add.out``; an operator without an overload has no dot. The
+        built-in scalar and view operators (``executorch_prim``) are omitted.
     """
     return frozenset(name for name in runtime_kernels() if not name.startswith(PRIMITIVES))

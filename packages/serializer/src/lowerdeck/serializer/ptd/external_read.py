@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 
 def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
-    """Return the external data of a `.ptd` file, their bytes being views on ``data``.
+    """Return the external data of a `.ptd` file, with buffers as views of ``data``.
 
-    The runtime checks little of such a file before it uses it, so everything is checked here:
-    keys, segments, shapes, and that each tensor's bytes are there.
+    The runtime checks little of a `.ptd`, so keys, segments, shapes and tensor sizes are all
+    checked here.
 
     Args:
         data: The file: bytes, a memory map, or anything else with the buffer protocol.
 
     Returns:
-        The data; writing them gives the same bytes again, if this package wrote the file.
+        The data; a file written by this package is rewritten byte for byte.
 
     Raises:
         FormatError: The file is malformed.
@@ -92,7 +92,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
         start = base + segments[number].offset
         layout = _layout(objects, layout_at, segments[number].size, key) if layout_at else None
         if number not in views:
-            # One view for each segment, so that comparing contents can use identity.
+            # One view per segment, so that equal contents can be found by identity.
             views[number] = view[start : start + segments[number].size]
         entries[key] = ExternalEntry(views[number], layout)
     alignments = segment_alignments(base, fb_size, segments, numbers.values(), {})
@@ -102,7 +102,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
 
 
 def open_ptd(path: str | os.PathLike[str]) -> PtdFile:
-    """Return a `.ptd` file opened on a memory map.
+    """Open a `.ptd` file as a memory map.
 
     Returns:
         The open file; use it in a ``with`` block, or call :meth:`PtdFile.close`.
@@ -122,15 +122,15 @@ class PtdFile(Closing):
     """An open `.ptd` file.
 
     Attributes:
-        data: What it holds, as views on the memory map; those that are still held when the file
-            is closed stay valid.
+        data: Contents of the file as views of the memory map; views that are still referenced stay
+            valid after ``close``.
     """
 
     def __init__(self, mapped: mmap.mmap) -> None:
         """Read the tables of a file.
 
         Args:
-            mapped: The memory map of the whole file, closed with this.
+            mapped: The memory map of the whole file, closed with this object.
 
         Raises:
             FormatError: The file is malformed.
@@ -144,7 +144,7 @@ class PtdFile(Closing):
         return self.data.entries
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.data = ExternalData()
         with suppress(BufferError):
             self._mapped.close()
@@ -182,7 +182,7 @@ def _layout(objects: ObjectReader, position: int, size: int, key: str) -> Tensor
         raise ContentError(f"{layout.problem()}, for {key!r}", field=field, offset=position)
     if layout.nbytes > size:
         raise SegmentError(
-            f"found a tensor of {layout.nbytes} bytes in {size} for {key!r}",
+            f"found {size} bytes for {key!r}, expected {layout.nbytes}",
             field=field,
             offset=position,
         )

@@ -1,6 +1,7 @@
-"""Data outside the program, and the `.ptd` files (FlatTensor, ``FT01``) that hold them.
+"""Write external data to `.ptd` files (FlatTensor, ``FT01``).
 
-A `.ptd` begins like a `.pte`, but its header is always there and counts the FlatBuffer otherwise::
+A `.ptd` begins like a `.pte`, but its header is mandatory and gives the FlatBuffer's size
+differently::
 
     8   "FH01"
     12  u32  length of this header, at least 40; we write 40
@@ -50,7 +51,7 @@ class ExternalEntry:
 
     Attributes:
         tensor_layout: Type and shape of a tensor; None for a blob that only a delegate reads.
-        alignment: The bytes start at a multiple of this many bytes of the file.
+        alignment: Alignment of the bytes in the file.
     """
 
     data: Storage
@@ -64,7 +65,7 @@ class ExternalData:
 
     Attributes:
         entries: The entries by their keys.
-        segment_alignment: Each distinct blob starts at a multiple of this many bytes.
+        segment_alignment: Alignment of each distinct blob.
         version: Version of the schema; 0.
     """
 
@@ -92,7 +93,7 @@ _FIELDS = Format(
 
 
 def external_data(output: NamedDataStoreOutput) -> dict[str, ExternalData]:
-    """Return what a store keeps outside the program, by tag (the stem of the `.ptd` file)."""
+    """Return the external data of a store by tag (the stem of the `.ptd` file)."""
     return {
         tag: ExternalData(
             {
@@ -116,7 +117,7 @@ def serialize_ptd(data: ExternalData | Mapping[str, ExternalEntry]) -> bytes:
         The file.
 
     Raises:
-        ProgramError: An entry or an alignment cannot be written.
+        ProgramError: An entry or an alignment is invalid.
 
     Example:
         >>> from lowerdeck.serializer import ExternalEntry, deserialize_ptd
@@ -133,32 +134,32 @@ def write_ptd(
 ) -> int:
     """Write external data to a `.ptd` file, streaming them, and return the size in bytes.
 
-    A path is written under a temporary name in its folder and then renamed.
+    A path is written as a temporary file in the same folder and then renamed.
 
     Args:
         data: The data, or only the entries.
-        path_or_file: Where to write: a path, or a file open for writing bytes.
+        path_or_file: A path, or a file opened in binary mode.
 
     Returns:
         The number of bytes written.
 
     Raises:
-        ProgramError: An entry or an alignment cannot be written; nothing was touched.
-        OSError: The file cannot be written; the old one is as it was.
+        ProgramError: An entry or an alignment is invalid; no file was changed.
+        OSError: The file cannot be written; an existing file is unchanged.
     """
     return write_pieces(ptd_pieces(data), path_or_file)
 
 
 def ptd_pieces(data: ExternalData | Mapping[str, ExternalEntry]) -> Iterator[Piece]:
-    """Return an iterator over the bytes of a `.ptd` file, no blob copied.
+    """Return an iterator over the bytes of a `.ptd` file without copying blobs.
 
-    Everything is planned and checked before the first piece comes.
+    The layout is computed and checked before the first piece is yielded.
 
     Args:
         data: The data, or only the entries.
 
     Raises:
-        ProgramError: An entry or an alignment cannot be written.
+        ProgramError: An entry or an alignment is invalid.
     """
     if not isinstance(data, ExternalData):
         if not isinstance(data, Mapping):

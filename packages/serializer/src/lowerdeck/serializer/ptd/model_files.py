@@ -1,4 +1,4 @@
-"""A program and its external data, written together and read together."""
+"""Write and read a program together with its external data."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def write_model(
     """Write a program and its external data side by side, and return the paths of all files.
 
     ``external["weights"]`` goes to ``weights.ptd`` in the folder of ``path``. All files are
-    planned and checked first, then written under temporary names, then renamed. The old program
-    is removed before its data, and the new one is placed last. A crash leaves the old model, the
-    new one, or none, but never a program with the data of the other.
+    planned and checked first, then written under temporary names, then renamed. The old program is
+    removed before its data, and the new one is placed last. A crash leaves the old model, the new
+    one, or none, but never a program with data of the other version.
 
     Args:
         path: Path of the `.pte` file.
         external: External data by tag.
-        named_data: Named data of backends; what they tagged joins ``external``.
+        named_data: Named data of backends; tagged entries are added to ``external``.
 
     Returns:
         The paths: of each `.ptd`, then of the `.pte`.
 
     Raises:
-        ProgramError: Something cannot be written, or the data do not fit the program.
+        ProgramError: An argument is invalid, or the data do not match the program.
         OSError: A file cannot be written.
     """
     path = require_path(path)
@@ -81,20 +81,20 @@ def write_model(
     if data and not replaces_file(path):
         raise ProgramError(
             f"{path} is a device or a pipe, which has no folder for the external data "
-            f"{', '.join(sorted(map(repr, data)))}: give the path of a file"
+            f"{', '.join(sorted(map(repr, data)))}: use the path of a file"
         )
     files = [
         (ptd_pieces(contents), path.parent / f"{require_stem(tag)}.ptd")
         for tag, contents in data.items()
     ]
-    # The program comes last, so that its data exists once it does.
+    # The program comes last, so that its data exists first.
     write_files([*files, (program_pieces, path)])
     return [*(target for _, target in files), path]
 
 
 @dataclass
 class OpenModel(Closing):
-    """A program and its external data, open on memory maps.
+    """A memory-mapped program with its external data.
 
     Attributes:
         entries: All external entries by key.
@@ -105,7 +105,7 @@ class OpenModel(Closing):
     entries: dict[str, ExternalEntry] = field(default_factory=dict)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         self.program_file.close()
         for file in self.data_files:
             file.close()
@@ -114,13 +114,13 @@ class OpenModel(Closing):
 def open_model(
     path: str | os.PathLike[str], data_paths: Iterable[str | os.PathLike[str]]
 ) -> OpenModel:
-    """Return a program opened together with its external data, checked to fit each other.
+    """Open a program with its external data and check that they match.
 
     Returns:
         The open files; use them in a ``with`` block.
 
     Raises:
-        FormatError: A file is malformed, or the data are not those of the program.
+        FormatError: A file is malformed, or the data do not match the program.
         OSError: A file cannot be opened.
     """
     with ExitStack() as stack:
@@ -132,7 +132,7 @@ def open_model(
 
 
 def _fit(program_file: PteFile, files: list[PtdFile]) -> OpenModel:
-    """Return the open files as one model, checked to fit each other."""
+    """Return the open files as one model after checking that they match."""
     by_file = {str(number): file.entries for number, file in enumerate(files)}
     inside = [entry.key for entry in program_file.named_data]
     problem = _mismatch(program_file.program(), by_file, inside)
@@ -145,13 +145,13 @@ def _fit(program_file: PteFile, files: list[PtdFile]) -> OpenModel:
 def _mismatch(
     program: Program, files: Mapping[str, Mapping[str, ExternalEntry]], inside: Iterable[str]
 ) -> str:
-    """Return why the runtime would refuse these data for this program, or ``""``."""
+    """Return why the runtime would reject these data for this program, or ``""``."""
     entries: dict[str, ExternalEntry] = {}
     program_keys = set(inside)
     for file_entries in files.values():
         for key, entry in file_entries.items():
             if key in entries or key in program_keys:
-                return f"found the key {key!r} twice; the runtime refuses to choose"
+                return f"found the key {key!r} twice; the runtime rejects duplicates"
             entries[key] = entry
     for plan in program.execution_plan:
         for index, value in enumerate(plan.values):

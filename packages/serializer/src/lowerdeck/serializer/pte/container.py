@@ -1,4 +1,4 @@
-"""A `.pte` file as its FlatBuffer and its segments."""
+"""Split a `.pte` file into its FlatBuffer and its segments."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from lowerdeck.serializer.pte.schema import DataSegment
 
 _OTHER_FILES = {
     EXTERNAL_IDENTIFIER: "; this is a .ptd, open it as external data",
-    BUNDLE_IDENTIFIER: "; this is a .bpte, a program with test cases: "
-    "deserialize_bundle takes the program out",
+    BUNDLE_IDENTIFIER: "; this is a .bpte, a program with test cases: use deserialize_bundle",
 }
 
 
@@ -33,7 +32,7 @@ class Container:
     """The parts of one file.
 
     Attributes:
-        header: The extended header, or None where the file has none.
+        header: The extended header, or None if the file has none.
     """
 
     data: memoryview
@@ -42,12 +41,12 @@ class Container:
 
     @property
     def segment_base(self) -> int:
-        """Return where the segments start, 0 if there are none."""
+        """Return the offset of the segments, 0 if there are none."""
         return self.header.segment_base_offset if self.header else 0
 
     @property
     def segment_end(self) -> int:
-        """Return the first byte that cannot belong to a segment."""
+        """Return the offset at which all segments must end."""
         if self.header is None or not self.header.segment_base_offset:
             return 0
         size = self.header.segment_data_size
@@ -57,7 +56,7 @@ class Container:
         """Return the bytes of one segment.
 
         Raises:
-            SegmentError: The segment does not exist, or reaches beyond the file.
+            SegmentError: The segment does not exist, or ends beyond the file.
         """
         if index >= len(segments):
             raise SegmentError(
@@ -68,17 +67,17 @@ class Container:
         return self.data[start : start + segments[index].size]
 
     def check_segment(self, index: int, segment: DataSegment) -> None:
-        """Refuse a segment that reaches beyond the file.
+        """Raise if a segment ends beyond the file.
 
         Raises:
-            SegmentError: It reaches beyond the file.
+            SegmentError: The segment ends beyond the file.
         """
         if not segment.size:
             return
         if self.header is None or not self.segment_base:
             raise SegmentError(
                 f"found {segment.size} bytes, but the file has no extended header (magic "
-                f"{EXTENDED_MAGIC!r}) that says where segments start",
+                f"{EXTENDED_MAGIC!r}) that gives the start of segments",
                 field=f"Program.segments[{index}]",
             )
         if self.segment_base + segment.offset + segment.size > self.segment_end:
@@ -90,13 +89,13 @@ class Container:
 
 
 def open_container(data: memoryview) -> Container:
-    """Return the parts of a file, with its magic and its header checked.
+    """Return the parts of a file after checking its identifier and header.
 
     Args:
         data: The file as a flat view of bytes.
 
     Raises:
-        FormatError: It is no `.pte`, or its header contradicts itself or the file's size.
+        FormatError: The file is not a `.pte`, or its header is inconsistent.
     """
     if len(data) < HEADER_START:
         raise TruncatedError(f"found {len(data)} bytes, expected at least 8", field="file")
@@ -113,15 +112,17 @@ def open_container(data: memoryview) -> Container:
 
 
 def read_header(data: memoryview) -> ExtendedHeader | None:
-    """Return the extended header, or None where there is none.
+    """Return the extended header, or None if the file has none.
 
     Raises:
-        FormatError: It contradicts itself or the size of the file.
+        FormatError: It is inconsistent with itself or the file size.
     """
     if data[HEADER_START : HEADER_START + 4].tobytes() != EXTENDED_MAGIC:
         return None
     if len(data) < HEADER_START + OLD_HEADER_LENGTH:
-        raise TruncatedError(f"found {len(data)} bytes, which end in the header", field="header")
+        raise TruncatedError(
+            f"found {len(data)} bytes, which end inside the header", field="header"
+        )
     length, program_size, base = struct.unpack_from("<IQQ", data, HEADER_START + 4)
     size, least = len(data), HEADER_START + OLD_HEADER_LENGTH
     check_range(HEADER_START + length, least, size, size, "length", HEADER_START + 4)

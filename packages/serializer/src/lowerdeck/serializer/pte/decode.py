@@ -11,7 +11,7 @@ from lowerdeck.serializer.pte import schema
 
 
 class PlanTable(NamedTuple):
-    """Positions of the parts of one method: its name and table, and its vectors, 0 if absent."""
+    """Name of one method and positions of its table and vectors, 0 if absent."""
 
     name: str
     position: int
@@ -31,8 +31,8 @@ class ProgramDecoder:
 
     Attributes:
         version: Version of the schema.
-        execution_plan: Where the vector of methods is, 0 if absent.
-        segment_table: Where the vector of segments is.
+        execution_plan: Position of the vector of methods, 0 if absent.
+        segment_table: Position of the vector of segments.
     """
 
     def __init__(self, data: memoryview, *, strict: bool = False) -> None:
@@ -62,7 +62,7 @@ class ProgramDecoder:
 
     @cached_property
     def plans(self) -> tuple[PlanTable, ...]:
-        """Return where the parts of every method are."""
+        """Return the positions of the parts of every method."""
         tables = []
         for at in self.reader.tables(self.execution_plan, "Program.execution_plan"):
             name, *rest = self.reader.fields("ExecutionPlan", at)
@@ -70,7 +70,7 @@ class ProgramDecoder:
         return tuple(tables)
 
     def plan(self, table: PlanTable) -> schema.ExecutionPlan:
-        """Return one method, decoded whole."""
+        """Return one fully decoded method."""
         plan: schema.ExecutionPlan = self._objects.object_at(table.position, "ExecutionPlan")
         return plan
 
@@ -79,29 +79,29 @@ class ProgramDecoder:
         return self._objects.objects(table.operators, "Operator", "ExecutionPlan.operators")
 
     def delegates(self, table: PlanTable) -> list[schema.BackendDelegate]:
-        """Return the delegates of a method, their data references as they are in the file."""
+        """Return the delegates of a method, with data references as stored in the file."""
         return self._objects.objects(table.delegates, "BackendDelegate", "ExecutionPlan.delegates")
 
     @cached_property
     def segments(self) -> list[schema.DataSegment]:
-        """Return the segments as the file lists them, unchecked against its size."""
+        """Return the segments as stored, not checked against the file size."""
         return self._objects.objects(self.segment_table, "DataSegment", "Program.segments")
 
     @cached_property
     def constant_segment(self) -> schema.SubsegmentOffsets | None:
-        """Return where the constants start, or None in a legacy file."""
+        """Return the offsets of the constants, or None for a legacy file."""
         at = self._constant_segment
         return self._objects.object_at(at, "SubsegmentOffsets") if at else None
 
     @cached_property
     def mutable_data_segments(self) -> list[schema.SubsegmentOffsets]:
-        """Return where the initial values start: none or one entry in known files."""
+        """Return the offsets of initial values: none or one entry in known files."""
         field = "Program.mutable_data_segments"
         return self._objects.objects(self._mutable_segments, "SubsegmentOffsets", field)
 
     @cached_property
     def named_data(self) -> list[tuple[str, int]]:
-        """Return the keys of the named data with their segments."""
+        """Return the keys of the named data and their segments."""
         entries = []
         for at in self.reader.tables(self._named_data, "Program.named_data"):
             key, segment = self.reader.fields("NamedData", at)
@@ -116,12 +116,12 @@ class ProgramDecoder:
 
     @cached_property
     def constant_buffer(self) -> list[tuple[int, memoryview]]:
-        """Return the inline constants of a legacy file: where each starts, and its bytes."""
+        """Return the offset and bytes of each inline constant of a legacy file."""
         return self._blobs(self._constant_buffer, "Buffer", "Program.constant_buffer")
 
     @cached_property
     def inline_delegates(self) -> list[tuple[int, memoryview]]:
-        """Return the delegates in the FlatBuffer: where each starts, and its bytes."""
+        """Return the offset and bytes of each inline delegate."""
         field = "Program.backend_delegate_data"
         return self._blobs(self._inline_delegates, "BackendDelegateInlineData", field)
 

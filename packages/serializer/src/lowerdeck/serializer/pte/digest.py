@@ -1,4 +1,4 @@
-"""Digest of a method's code, by which a trace identifies the method it recorded."""
+"""Digest of a method's code, which identifies the method in a trace."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import hashlib
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.pte.schema import ExecutionPlan, Program, Tensor
 
-_END = 1 << 16
-_FIRST = 64
+_END = 1 << 16  # hashed bytes at each end of a delegate
+_FIRST = 64  # hashed bytes of a constant
 
 
 def method_digest(program: Program, plan: ExecutionPlan) -> str:
-    """Return a digest of a method's code, the same for a file and for what it was written from.
+    """Return a digest of a method's code, equal for a program and the file written from it.
 
-    It is cheap for files of gigabytes: of each delegate the size and both ends count, and of each
-    constant the first bytes. A change between those bytes keeps the digest.
+    To be fast for large files, it covers only the size and both ends of each delegate and the
+    first bytes of each constant; changes in other bytes are not detected.
 
     Args:
-        plan: One of its methods.
+        plan: A method of ``program``.
 
     Returns:
         32 hexadecimal digits.
 
     Raises:
-        ProgramError: Bytes stored in another file no longer exist.
+        ProgramError: A ``FileRange`` no longer exists.
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program, method_digest
@@ -47,7 +47,7 @@ def method_digest(program: Program, plan: ExecutionPlan) -> str:
     for tensor in tensors:
         at = tensor.data_buffer_idx
         if tensor.allocation_info is None and 0 < at < len(constants):
-            # Constants that were read may be padded: their size is that of the tensor.
+            # Constants from a file may include padding; the tensor gives their size.
             view = byte_view(constants[at].storage, "a constant")
             digest.update(view[: min(_FIRST, tensor.nbytes)])
     for at in dict.fromkeys(delegate.processed.index for delegate in plan.delegates):

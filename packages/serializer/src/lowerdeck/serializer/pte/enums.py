@@ -1,4 +1,4 @@
-"""The enumerations of the `.pte` schema, with the numbers that are in the file."""
+"""The enumerations of the `.pte` schema, with the stored numbers."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class ScalarType(IntEnum):
 
 
 class TensorShapeDynamism(IntEnum):
-    """Limits of a tensor's shape when the program runs.
+    """How the shape of a tensor may change at run time.
 
-    ``STATIC``: never. ``DYNAMIC_BOUND``: ``sizes`` is the upper bound of every dimension.
-    ``DYNAMIC_UNBOUND``: no bound is known; the runtime refuses it.
+    ``STATIC``: not at all. ``DYNAMIC_BOUND``: ``sizes`` is the upper bound of every dimension.
+    ``DYNAMIC_UNBOUND``: no bound is known; the runtime rejects it.
     """
 
     STATIC = 0
@@ -76,14 +76,14 @@ class TensorDataLocation(IntEnum):
 
 
 class DataLocation(IntEnum):
-    """Place of the bytes of a delegate: inline in the FlatBuffer, or in a segment."""
+    """Location of a delegate's bytes: inline in the FlatBuffer, or in a segment."""
 
     INLINE = 0
     SEGMENT = 1
 
 
 class DeviceType(IntEnum):
-    """The kind of device that a buffer or tensor lives on."""
+    """Type of the device that holds a buffer or tensor."""
 
     CPU = 0
     CUDA = 1

@@ -1,4 +1,4 @@
-"""The extended header, which says where the segments are.
+"""The extended header, which locates the segments.
 
 It follows the first 8 bytes of the FlatBuffer (root offset and identifier)::
 
@@ -31,8 +31,8 @@ class ExtendedHeader:
 
     Attributes:
         program_size: Size of the FlatBuffer in bytes.
-        segment_base_offset: Where the segments start, 0 if there are none.
-        segment_data_size: Bytes from there to the end of the last segment, 0 if not known.
+        segment_base_offset: Offset of the segments, 0 if there are none.
+        segment_data_size: Bytes from there to the end of the last segment, 0 if unknown.
     """
 
     length: int
@@ -41,7 +41,7 @@ class ExtendedHeader:
     segment_data_size: int
 
     def pack(self) -> bytes:
-        """Return the 32 bytes that are in the file."""
+        """Return the encoded header of 32 bytes."""
         return _STRUCT.pack(
             EXTENDED_MAGIC,
             self.length,
@@ -52,16 +52,14 @@ class ExtendedHeader:
 
 
 def check_range(value: int, least: int, most: int, size: int, field: str, offset: int) -> None:
-    """Refuse a number of a header that contradicts the others or the file.
+    """Raise if a number of a header is out of range.
 
     Args:
-        least: The least that it may be.
-        most: The most that it may be.
-        size: Length of the file.
+        size: Size of the file.
 
     Raises:
-        OffsetError: It is out of range.
-        TruncatedError: It leads beyond the end of the file.
+        OffsetError: The number is out of range.
+        TruncatedError: It is out of range and beyond the end of the file.
     """
     if not least <= value <= most:
         kind = TruncatedError if value > size else OffsetError
@@ -72,7 +70,7 @@ def check_range(value: int, least: int, most: int, size: int, field: str, offset
 def inserted_size(layout: FileLayout) -> int:
     """Return how many bytes a writer inserts for the header.
 
-    A multiple of both alignments, so that it leaves what follows as aligned as it was.
+    A multiple of both alignments, so that the following data stay aligned.
     """
     strictest = max(layout.constant_tensor_alignment, layout.delegate_alignment)
     return round_up(HEADER_LENGTH, strictest)

@@ -1,7 +1,7 @@
-"""The layout of a file, inferred from the offsets of its parts.
+"""Infer the layout of a file from the offsets of its parts.
 
-The alignments that a writer was asked for are not stored. What can be inferred is a layout that
-reproduces the offset of every part, and that a rewrite keeps.
+Files do not store the alignments requested from the writer. The inferred layout reproduces the
+offset of every part when the file is rewritten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lowerdeck.serializer.pte.layout import FileLayout
 from lowerdeck.serializer.pte.schema import DataSegment
 
 _PAGE = 4096
-"""Parts that all start at multiples of a page do so on purpose, and not by luck."""
+"""If all parts start at multiples of a page, this is taken as intended, not as chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class SegmentAlignments:
 
     Attributes:
         shared: Alignment of all segments.
-        own: For each segment what it was aligned to, at least 1.
+        own: Alignment of each segment, at least 1.
     """
 
     shared: int
@@ -40,13 +40,13 @@ def segment_alignments(
     named: Iterable[int],
     inner_padding: Mapping[int, int],
 ) -> SegmentAlignments:
-    """Return alignments with which a writer would place the segments where they are.
+    """Return alignments that reproduce the offsets of the segments.
 
     Args:
-        base: Where the segments start, 0 if there are none.
-        program_size: Where the FlatBuffer before them ends.
-        named: Those that hold named data, the only ones with individual alignments.
-        inner_padding: For those inside other segments the zeros before them, by their offset.
+        base: Offset of the segments, 0 if there are none.
+        program_size: End of the FlatBuffer before the segments.
+        named: Segments with named data, the only ones with individual alignments.
+        inner_padding: Zeros before each segment that is inside another, by offset.
     """
     used = [segment for segment in segments if segment.size]
     if not base:
@@ -57,7 +57,7 @@ def segment_alignments(
     widest = max((base_padding, *paddings.values()))
     shared = _least(lowest_bit(common), widest)
     if widest >= shared:
-        # No power of two explains it: what divides every offset is all that is known.
+        # No power of two explains the padding: use the common divisor of the offsets.
         shared = common
     own = [shared] * len(segments)
     for index, segment in enumerate(segments):
@@ -67,7 +67,7 @@ def segment_alignments(
         if padding >= shared:
             own[index] = _explain(base, segment.offset, padding)
     if base_padding >= lcm(shared, *own):
-        # A blob was aligned more strictly than its offset shows; this divides the offsets.
+        # A blob has a larger alignment than its offset shows; use divisors of the offsets.
         shared = common
         for index in named:
             if segments[index].size:
@@ -83,18 +83,18 @@ def file_layout(
     *,
     extracted: bool,
 ) -> FileLayout:
-    """Return a layout that a writer would need to give this file.
+    """Return a layout with which a writer reproduces the file.
 
     Args:
-        shared: Alignment of its segments.
-        constants: Offsets of its constants.
-        inline: Where the bytes of its inline delegates start.
+        shared: Alignment of the segments.
+        constants: Offsets of the constants.
+        inline: Offsets of the inline delegates' bytes.
         extracted: Whether delegates are segments.
     """
     inserted = _inserted(container)
     tensor = tensor_alignment(container, constants)
     limit = inserted or _PAGE
-    # We align the end of the FlatBuffer as well: an alignment of both is not a coincidence.
+    # Our writer also aligns the end of the FlatBuffer: an alignment of both is no coincidence.
     delegate = min(_common_bit((*inline, len(container.program))), limit)
     if delegate < FileLayout().delegate_alignment or not inline:
         delegate = min(_common_bit(inline), limit)
@@ -105,13 +105,13 @@ def file_layout(
 
 def tensor_alignment(container: Container, constants: Sequence[int]) -> int:
     """Return the alignment of the constants within their segment."""
-    # The space for the header is a multiple of this alignment, so it bounds what luck can add.
+    # The space for the header is a multiple of this alignment, which bounds alignment by chance.
     bound = _inserted(container) or FileLayout().constant_tensor_alignment
     return min(_common_bit((container.segment_base, *constants)), bound)
 
 
 def _paddings(used: Sequence[DataSegment]) -> dict[int, int]:
-    """Return for each start of a segment the unused bytes before it."""
+    """Return the unused bytes before each segment, by its offset."""
     paddings: dict[int, int] = {}
     end = 0
     for segment in sorted(used, key=lambda segment: segment.offset):
@@ -121,11 +121,11 @@ def _paddings(used: Sequence[DataSegment]) -> dict[int, int]:
 
 
 def _least(aligned: int, padding: int) -> int:
-    """Return the least power of two that leaves ``padding`` bytes before a part.
+    """Return the least power-of-two alignment that explains ``padding`` bytes before a part.
 
     Args:
-        aligned: The power of two at whose multiples the parts do start.
-        padding: The widest unused run before one.
+        aligned: Largest power of two that divides all offsets.
+        padding: Largest padding before a part.
     """
     if aligned >= _PAGE:
         return min(aligned, max(_PAGE, 1 << padding.bit_length()))
@@ -133,7 +133,7 @@ def _least(aligned: int, padding: int) -> int:
 
 
 def _explain(base: int, offset: int, padding: int) -> int:
-    """Return an alignment of one part that leaves ``padding`` bytes before it."""
+    """Return an alignment that explains ``padding`` bytes before a part."""
     alignment = min(lowest_bit(base | offset), 1 << padding.bit_length())
     return alignment if alignment > padding else gcd(base, offset)
 
@@ -146,12 +146,12 @@ def _common_bit(positions: Sequence[int]) -> int:
 
 
 def _inserted(container: Container) -> int:
-    """Return how many bytes were inserted for the extended header, inferred from its zeros."""
+    """Return the bytes inserted for the extended header, inferred from the zeros after it."""
     if container.header is None:
         return 0
     inserted = HEADER_LENGTH
     while True:
-        # Our FlatBuffers start right after the zeros, others with at most a few more.
+        # Our FlatBuffers start right after the zeros; others have at most a few more.
         more = container.program[HEADER_START + inserted : HEADER_START + 2 * inserted].tobytes()
         if len(more) < inserted or more.count(0) < inserted:
             return inserted

@@ -1,4 +1,4 @@
-"""Placement of the parts of a file: the choices that a reader must keep for a rewrite."""
+"""Layout options of a file, which a reader keeps for a rewrite."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lowerdeck.serializer.flatbuffer.alignment import check_positive, check_powe
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """The choices a writer makes that do not change what the program means.
+    """Writer options that do not change the meaning of the program.
 
     Attributes:
-        segment_alignment: Every segment starts at a multiple of this many bytes of the file.
-        constant_tensor_alignment: Every constant does so within its segment; a power of two.
-        delegate_alignment: Every inline delegate starts at such a multiple; a power of two.
-        extract_delegate_segments: Whether delegates are segments, or in the FlatBuffer.
+        segment_alignment: Alignment of segments in the file, in bytes.
+        constant_tensor_alignment: Alignment of constants in their segment; a power of two.
+        delegate_alignment: Alignment of inline delegates in the file; a power of two.
+        extract_delegate_segments: Whether delegates are segments or inline in the FlatBuffer.
     """
 
     segment_alignment: int = 128
@@ -28,14 +28,14 @@ class FileLayout:
 
 
 def chosen_layout(file_layout: FileLayout | None, **options: int | bool | None) -> FileLayout:
-    """Return the layout to write, from options and the layout of the file that was read.
+    """Return the layout to write, from options and the layout of the source file.
 
     Args:
         file_layout: Layout of the source file, or None.
-        options: Fields of the layout; None means that of the file, or else the default.
+        options: Fields of the layout; None means the value of the source file, else the default.
 
     Raises:
-        ProgramError: An alignment is not possible.
+        ProgramError: An option is invalid.
     """
     if not isinstance(file_layout, FileLayout | None):
         raise ProgramError(f"layout: found a {type(file_layout).__name__}, expected a FileLayout")

@@ -1,4 +1,4 @@
-"""A store in which backends put blobs under keys, to be looked up by the key at run time."""
+"""Store of blobs that backends add under keys and look up at run time."""
 
 from __future__ import annotations
 
@@ -35,38 +35,39 @@ class TensorLayout:
         return prod(self.sizes) * self.scalar_type.itemsize
 
     def problem(self) -> str:
-        """Return what is wrong with the shape, ``""`` for nothing."""
+        """Return an error message if the shape is invalid, else ``""``."""
         rank = len(self.sizes)
         is_order = sorted(self.dim_order) == list(range(rank))
         if is_order and rank <= MAX_RANK and min(self.sizes, default=0) >= 0:
             return ""
         return (
-            f"found sizes {self.sizes} and dim_order {self.dim_order}, expected an order of at "
-            f"most {MAX_RANK} dimensions"
+            f"found sizes {self.sizes} and dim_order {self.dim_order}, expected a permutation of "
+            f"at most {MAX_RANK} dimensions"
         )
 
 
 @dataclass(slots=True)
 class DataEntry:
-    """One key of a store.
+    """One entry of a store.
 
     Attributes:
-        alignment: The blob starts at a multiple of this many bytes of the file.
+        alignment: Alignment of the blob in the file.
         tensor_layout: Type and shape if the blob is a tensor, else None.
     """
 
     buffer_index: int
     alignment: int
-    # ExecuTorch's `exir.save` drops fields whose default is None, and its `load` misses this one.
+    # ExecuTorch's `exir.save` drops fields whose default is None, and its `load` requires this
+    # one.
     tensor_layout: TensorLayout | None = field(default_factory=lambda: None)
 
 
 @dataclass(slots=True)
 class NamedDataStoreOutput:
-    """Contents of a store, ready to be written.
+    """Contents of a store, for the writer.
 
     Attributes:
-        pte_data: Entries by key that go into the `.pte`.
+        pte_data: Entries of the `.pte` by key.
         external_data: For each tag (stem of a `.ptd` file) its entries by key.
     """
 
@@ -75,13 +76,13 @@ class NamedDataStoreOutput:
     external_data: dict[str, dict[str, DataEntry]] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[type[NamedDataStoreOutput], tuple[object, ...]]:
-        """Pickle the bytes themselves."""
+        """Pickle buffers as bytes."""
         buffers = [pickled(buffer) for buffer in self.buffers]
         return NamedDataStoreOutput, (buffers, self.pte_data, self.external_data)
 
 
 class NamedDataStore:
-    """Blobs under unique keys; equal blobs are kept once, whatever their keys.
+    """Blobs under unique keys; equal blobs are stored once.
 
     Example:
         >>> store = NamedDataStore()
@@ -100,11 +101,11 @@ class NamedDataStore:
         self._tags: dict[str, str | None] = {}
 
     def __reduce__(self) -> tuple[type[NamedDataStore], tuple[()], NamedDataStoreOutput]:
-        """Pickle what the store holds."""
+        """Pickle the contents of the store."""
         return NamedDataStore, (), self.get_named_data_store_output()
 
     def __setstate__(self, state: NamedDataStoreOutput) -> None:
-        """Take what a pickled store held."""
+        """Restore the contents of a pickled store."""
         self.merge_named_data_store(state)
 
     def add_named_data(
@@ -117,18 +118,18 @@ class NamedDataStore:
     ) -> None:
         """Store ``data`` under ``key``.
 
-        A key that is already there must have the same bytes; it stays in its first file and gets
-        the least common multiple of the alignments.
+        An existing key must have the same bytes; it stays in its first file and gets the least
+        common multiple of the alignments.
 
         Args:
             key: The key, unique in the program.
-            data: The bytes; they are referred to, not copied, so leave them unchanged.
-            alignment: The blob will start at a multiple of this many bytes; None means 1.
+            data: The bytes, stored by reference; do not change them later.
+            alignment: Alignment of the blob in the file; None means 1.
             external_tag: Stem of the `.ptd` file to put the blob in, or None for the `.pte`.
             tensor_layout: Type and shape, if the blob is a tensor.
 
         Raises:
-            NamedDataConflictError: The key is taken by other bytes or by another layout.
+            NamedDataConflictError: The key exists with other bytes or another layout.
             ProgramError: The alignment is not positive, or ``data`` has no buffer.
         """
         alignment = 1 if alignment is None else alignment
@@ -146,7 +147,7 @@ class NamedDataStore:
         entry.tensor_layout = entry.tensor_layout or tensor_layout
 
     def get_named_data_store_output(self) -> NamedDataStoreOutput:
-        """Return what the store holds now; later additions do not change it."""
+        """Return a snapshot of the store."""
         output = NamedDataStoreOutput(list(self._buffers))
         for key, entry in self._entries.items():
             tag = self._tags[key]
@@ -155,14 +156,14 @@ class NamedDataStore:
         return output
 
     def merge_named_data_store(self, other: NamedDataStoreOutput) -> None:
-        """Add everything that another store holds; on a conflict nothing is added.
+        """Add all entries of another store; on a conflict nothing is added.
 
         Raises:
             NamedDataConflictError: A key of both stores has different contents.
         """
         tagged = [(None, other.pte_data), *other.external_data.items()]
         entries = [(tag, key, entry) for tag, named in tagged for key, entry in named.items()]
-        # Check everything first: a half-merged store would be worse than an error.
+        # Check everything first, so that an error leaves the store unchanged.
         for _, key, entry in entries:
             view = byte_view(other.buffers[entry.buffer_index], f"named data {key!r}")
             self._matching_entry(key, view, entry.tensor_layout)
@@ -173,14 +174,14 @@ class NamedDataStore:
     def _matching_entry(
         self, key: str, view: memoryview, layout: TensorLayout | None
     ) -> DataEntry | None:
-        """Return the entry of a key, which must have the same contents; None for a new key."""
+        """Return the existing entry of a key after checking its contents, None for a new key."""
         entry = self._entries.get(key)
         if entry is None:
             return None
         stored = self._views[entry.buffer_index]
         if not same_bytes(view, stored):
             raise NamedDataConflictError(
-                key, f"{len(view)} bytes", f"{len(stored)} bytes of other content"
+                key, f"{len(view)} bytes", f"{len(stored)} bytes of different content"
             )
         if layout is not None and entry.tensor_layout not in (None, layout):
             raise NamedDataConflictError(key, f"{layout}", f"{entry.tensor_layout}")

@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 
 def deserialize_pte(data: ReadableBuffer) -> schema.Program:
-    """Return the whole program of a `.pte` file, its buffers being views on ``data``.
+    """Return the program of a `.pte` file, with buffers as views of ``data``.
 
-    Segments are resolved: constants, initial values, delegates and named data are where a
-    program that was never written holds them. Writing the result gives the same bytes again, if
-    this package wrote the file.
+    Segments are resolved: constants, initial values, delegates and named data are stored as in a
+    program created in memory. A file written by this package is rewritten byte for byte.
 
     Args:
         data: The file: bytes, a memory map, or anything else with the buffer protocol.
@@ -50,7 +49,7 @@ def deserialize_pte(data: ReadableBuffer) -> schema.Program:
 
 
 def open_pte(path: str | os.PathLike[str]) -> PteFile:
-    """Return a `.pte` file opened on a memory map; parts are decoded at their first use.
+    """Open a `.pte` file as a memory map; parts are decoded on first use.
 
     Returns:
         The open file; use it in a ``with`` block, or call :meth:`PteFile.close`.
@@ -61,7 +60,7 @@ def open_pte(path: str | os.PathLike[str]) -> PteFile:
         OSError: The file cannot be opened.
     """
     mapped = map_file(path)
-    # After an error the traceback still holds views: the map goes with the last of them.
+    # After an error the traceback still holds views; the map is closed with the last of them.
     return PteFile(mapped or b"", mapped)
 
 
@@ -79,7 +78,7 @@ def map_file(path: str | os.PathLike[str]) -> mmap.mmap | None:
 
 
 class Closing:
-    """Something that is closed by its ``with`` block."""
+    """Base class of context managers that call ``close`` on exit."""
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -90,20 +89,20 @@ class Closing:
         self.close()
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release all resources."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class DelegateEntry:
-    """One delegate of one method, as the file holds it.
+    """One delegate of one method, as stored in the file.
 
     Attributes:
         method: Name of the method.
         id: Name of the backend.
         location: Whether its bytes are in the FlatBuffer or a segment.
         index: Index of the segment, or of the inline delegate.
-        data: Its bytes, a view on the file.
+        data: View of its bytes in the file.
     """
 
     method: str
@@ -115,9 +114,9 @@ class DelegateEntry:
 
 
 class PteFile(Closing):
-    """A `.pte` file whose parts are decoded at their first use, and then kept.
+    """A `.pte` file whose parts are decoded on first use and cached.
 
-    Buffers are views on the file and stay valid after it is closed: the file is unmapped when the
+    Buffers are views of the file and stay valid after it is closed: the file is unmapped when the
     last buffer is released.
 
     Example:
@@ -133,8 +132,8 @@ class PteFile(Closing):
         """Check the header, the root table and the table of segments.
 
         Args:
-            mapped: The memory map to close with this.
-            strict: Also refuse 8-byte elements that are not aligned, as :func:`verify_pte` does.
+            mapped: The memory map, closed with this object.
+            strict: Also reject misaligned 8-byte elements, as :func:`verify_pte` does.
 
         Raises:
             FormatError: One of them is malformed.
@@ -147,7 +146,7 @@ class PteFile(Closing):
         self._operators: dict[int, list[schema.Operator]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        """Say that the file is closed, which took all attributes away."""
+        """Raise ``ValueError`` after ``close``, which removes all attributes."""
         if not self.__dict__ and not name.startswith("__"):
             raise ValueError("the file is closed; use it inside its with block")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -158,14 +157,14 @@ class PteFile(Closing):
         return f"<{type(self).__name__} {state}>"
 
     def close(self) -> None:
-        """Let go of the file; decoding more of it is an error from now on."""
+        """Close the file; further decoding raises ``ValueError``."""
         mapped = self._mapped
-        # Whatever was decoded and kept refers to the map, so all of it goes, cached properties
-        # too. An object without attributes is also the one mark of being closed, and `__getattr__`
-        # runs only then: open files pay no check at each access.
+        # All cached objects refer to the map, so all attributes are removed. This also marks the
+        # file as closed: `__getattr__` runs only then, so that open files need no check at each
+        # access.
         self.__dict__.clear()
         if mapped is not None:
-            # Views that the caller still holds keep the map alive, and then let it go.
+            # Views that the caller still holds keep the map alive.
             with suppress(BufferError):
                 mapped.close()
 
@@ -176,12 +175,12 @@ class PteFile(Closing):
 
     @property
     def header(self) -> ExtendedHeader | None:
-        """Return the extended header, or None where the file has none."""
+        """Return the extended header, or None if the file has none."""
         return self._container.header
 
     @property
     def version(self) -> int:
-        """Return the version of the schema."""
+        """Return the schema version."""
         version: int = self.decoder.version
         return version
 
@@ -197,30 +196,30 @@ class PteFile(Closing):
 
     @property
     def segments(self) -> list[schema.DataSegment]:
-        """Return the segments, all of which are inside the file."""
+        """Return the segments, checked to be inside the file."""
         return list(self._resolver.segments)
 
     def segment(self, index: int) -> memoryview:
         """Return the bytes of one segment.
 
         Raises:
-            SegmentError: There is none of this index.
+            SegmentError: The segment does not exist.
         """
         return self._resolver.segment(index, "Program.segments")
 
     @property
     def constant_segment(self) -> schema.SubsegmentOffsets | None:
-        """Return where the constants start, or None in a legacy file that holds them inline."""
+        """Return the offsets of the constants, or None for a legacy file with inline constants."""
         return self._resolver.constant_offsets()
 
     @property
     def mutable_data_segments(self) -> list[schema.SubsegmentOffsets]:
-        """Return where the initial values of mutable buffers start."""
+        """Return the offsets of the initial values of mutable buffers."""
         return self.decoder.mutable_data_segments
 
     @property
     def plan_tables(self) -> tuple[PlanTable, ...]:
-        """Return where the parts of every method are in the file."""
+        """Return the positions of the parts of every method."""
         return self.decoder.plans
 
     @property
@@ -229,7 +228,7 @@ class PteFile(Closing):
         return tuple(table.name for table in self.plan_tables)
 
     def method(self, name: str) -> schema.ExecutionPlan:
-        """Return one method, decoded whole.
+        """Return one fully decoded method.
 
         Raises:
             KeyError: The method does not exist.
@@ -270,32 +269,32 @@ class PteFile(Closing):
 
     @cached_property
     def backend_delegate_data(self) -> list[schema.BackendDelegateInlineData]:
-        """Return the distinct bytes of delegates, as :class:`Program` holds them."""
+        """Return the distinct bytes of delegates, as in :class:`Program`."""
         inline = [view for _, view in self.decoder.inline_delegates]
         segments = [self.segment(index) for index in self._delegate_segments]
         return [schema.BackendDelegateInlineData(view) for view in (*inline, *segments)]
 
     @cached_property
     def named_data(self) -> list[schema.NamedData]:
-        """Return the named data, as :class:`Program` holds them."""
+        """Return the named data, as in :class:`Program`."""
         return self._resolver.named_data()
 
     @cached_property
     def constants(self) -> list[schema.Buffer]:
-        """Return the constants, as :class:`Program` holds them.
+        """Return the constants, as in :class:`Program`.
 
-        The file stores no sizes: all methods are decoded to see what their tensors use.
+        The file stores no sizes, so all methods are decoded to find the bytes that tensors use.
         """
         return self._resolver.constants(self._use.constants)
 
     @cached_property
     def mutable_data(self) -> list[schema.Buffer]:
-        """Return the initial values of mutable buffers, as :class:`Program` holds them."""
+        """Return the initial values of mutable buffers, as in :class:`Program`."""
         return self._resolver.mutable_data(self._use.mutable)
 
     @property
     def layout(self) -> FileLayout:
-        """Return a layout that a writer would need to give this file."""
+        """Return a layout with which a writer reproduces this file."""
         offsets = self._resolver.constant_offsets()
         return file_layout(
             self._container,
@@ -324,7 +323,7 @@ class PteFile(Closing):
 
     @cached_property
     def _indices(self) -> dict[str, int]:
-        """Return the index of each name; of two methods with one name the first is meant."""
+        """Return method indices by name; the first method with a name counts."""
         return {name: index for index, name in reversed(list(enumerate(self.method_names)))}
 
     def _index_of(self, name: str) -> int:
@@ -342,7 +341,7 @@ class PteFile(Closing):
 
     @cached_property
     def _delegate_segments(self) -> dict[int, int]:
-        """Return for each segment of a delegate its index in ``backend_delegate_data``."""
+        """Return the index in ``backend_delegate_data`` of each delegate segment."""
         first = len(self.decoder.inline_delegates)
         numbers: dict[int, int] = {}
         for entry in self.delegates:

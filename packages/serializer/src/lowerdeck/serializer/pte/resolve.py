@@ -21,7 +21,7 @@ from lowerdeck.serializer.pte.infer import (
     tensor_alignment,
 )
 
-_MAX_PADDING = 1 << 16
+_MAX_PADDING = 1 << 16  # cap of the counted zeros
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class DataUse:
     mutable: dict[int, int] = field(default_factory=dict)
 
     def count(self, values: Iterable[schema.EValue]) -> None:
-        """Take the tensors of one method into account."""
+        """Add the tensors of one method."""
         for value in values:
             tensor = value.val
             if type(tensor) is not schema.Tensor or not tensor.data_buffer_idx:
@@ -46,7 +46,7 @@ class DataUse:
 
 
 class SegmentResolver:
-    """The bytes of one file by what they are."""
+    """Resolves the segments of one file to constants, initial values, delegates and named data."""
 
     def __init__(self, container: Container, decoder: ProgramDecoder) -> None:
         """Read the segment table.
@@ -64,7 +64,7 @@ class SegmentResolver:
 
     @cached_property
     def alignments(self) -> SegmentAlignments:
-        """Infer alignments from the offsets of the segments."""
+        """Return alignments inferred from the offsets of the segments."""
         count = len(self.segments)
         named = [index for _, index in self.decoder.named_data if index < count]
         base, size = self.container.segment_base, len(self.container.program)
@@ -75,10 +75,10 @@ class SegmentResolver:
         """Return the bytes of one segment.
 
         Raises:
-            SegmentError: There is none of this index.
+            SegmentError: The segment does not exist.
         """
         view = self.container.segment(index, self.segments, where)
-        # One view for each range, so that comparing contents can use identity.
+        # One view per range, so that equal contents can be found by identity.
         return self._views.setdefault((self.segments[index].offset, len(view)), view)
 
     def named_data(self) -> list[schema.NamedData]:
@@ -90,7 +90,7 @@ class SegmentResolver:
         return entries
 
     def constant_offsets(self) -> schema.SubsegmentOffsets | None:
-        """Return where the constants start, or None in a legacy file.
+        """Return the offsets of the constants, or None for a legacy file.
 
         Raises:
             ContentError: The file has constants in the FlatBuffer and in a segment.
@@ -106,7 +106,7 @@ class SegmentResolver:
         return offsets
 
     def constants(self, use: Mapping[int, int]) -> list[schema.Buffer]:
-        """Return the constants, with the reserved first one.
+        """Return the constants, including the reserved entry 0.
 
         Args:
             use: Bytes that tensors use, by index.
@@ -118,10 +118,10 @@ class SegmentResolver:
         return self._subsegments(offsets, use, "Program.constant_segment", padded=True)
 
     def mutable_data(self, use: Mapping[int, int]) -> list[schema.Buffer]:
-        """Return the initial values of mutable buffers, with the reserved first one.
+        """Return the initial values of mutable buffers, including the reserved entry 0.
 
         Raises:
-            ContentError: The file has more than one segment of them.
+            ContentError: The file has several segments of initial values.
         """
         entries = self.decoder.mutable_data_segments
         if not entries:
@@ -139,7 +139,7 @@ class SegmentResolver:
         """Return the bytes of a delegate.
 
         Raises:
-            FormatError: The reference leads nowhere.
+            FormatError: The reference is out of range.
         """
         if reference.location is DataLocation.SEGMENT:
             return self.segment(reference.index, where)
@@ -152,7 +152,7 @@ class SegmentResolver:
         return inline[reference.index][1]
 
     def _inner_padding(self, named: Iterable[int]) -> dict[int, int]:
-        """Return the zeros before each named blob that is a constant too: they may be padding."""
+        """Return the zeros (possible padding) before each named blob in the constant segment."""
         table = self.decoder.constant_segment
         if table is None or table.segment_index >= len(self.segments):
             return {}
@@ -166,7 +166,8 @@ class SegmentResolver:
         paddings: dict[int, int] = {}
         before = zeros = 0
         for start in sorted(start for start in starts if 0 < start < outer.size):
-            # Each byte is read once: a run that reaches the start before goes on there.
+            # Each byte is read once: a run of zeros that reaches the previous start is continued
+            # there.
             zero_count = trailing_zeros(whole[before:start])
             zeros = zero_count + zeros if zero_count == start - before else zero_count
             paddings[outer.offset + start] = min(zeros, _MAX_PADDING)
@@ -187,7 +188,7 @@ class SegmentResolver:
         whole = self.segment(table.segment_index, f"{where}.segment_index")
         aliases = self._inner_segments(table.segment_index) if padded else {}
         alignment = tensor_alignment(self.container, offsets) if padded else 1
-        # Those that share an offset share their bytes: the longest use counts for all.
+        # Entries with the same offset share bytes: the longest use counts for all.
         used_at = {offset: size for offset, (size, _) in aliases.items()}
         for index, offset in enumerate(offsets[1:], 1):
             used = used_at.get(offset, 0)
@@ -203,7 +204,7 @@ class SegmentResolver:
         for offset, follower in zip_longest(starts, starts[1:], fillvalue=len(whole)):
             used = used_at.get(offset, 0)
             length = len(whole) - offset
-            # Nothing is padded after the last one.
+            # There is no padding after the last entry.
             if follower < len(whole):
                 length = follower - offset
                 reach = lcm(alignment, aliases.get(follower, (0, 1))[1])
@@ -213,11 +214,11 @@ class SegmentResolver:
             lengths[offset] = max(length, used)
         if sum(lengths.values()) > MAX_OVERLAP * len(whole):
             raise LimitError(
-                f"found contents of {sum(lengths.values())} bytes that overlap in a segment of "
-                f"{len(whole)}, expected at most {MAX_OVERLAP} times as much",
+                f"found overlapping contents of {sum(lengths.values())} bytes in a segment of "
+                f"{len(whole)}, expected at most {MAX_OVERLAP} times its size",
                 field=f"{where}.offsets",
             )
-        # One view for each range, so that comparing contents can use identity.
+        # One view per range, so that equal contents can be found by identity.
         views = {offset: whole[offset : offset + length] for offset, length in lengths.items()}
         return [schema.Buffer(b""), *(schema.Buffer(views[offset]) for offset in offsets[1:])]
 
@@ -236,14 +237,14 @@ class SegmentResolver:
 
 
 def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str) -> None:
-    """Refuse segments that show the same bytes again and again.
+    """Raise if segments overlap too much.
 
     Args:
         segments: The segments of a file.
-        where: Their table, for the message.
+        where: Their field name, for the error message.
 
     Raises:
-        LimitError: Distinct segments overlap more than a writer has a reason for.
+        LimitError: The total size of distinct segments exceeds ``MAX_OVERLAP`` times the file.
     """
     total = sum({(segment.offset, segment.size): segment.size for segment in segments}.values())
     if total > MAX_OVERLAP * size:

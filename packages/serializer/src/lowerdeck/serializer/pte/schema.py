@@ -1,13 +1,13 @@
 """The tables of a `.pte` file as plain slotted dataclasses, named as the schema names them.
 
-A :class:`Program` in memory is *logical*: buffers are held where they belong and no segment is
-cut yet. :func:`lowerdeck.serializer.serialize_pte` decides on segments, and
-:func:`lowerdeck.serializer.deserialize_pte` resolves them back, so the three fields of the file
-that only describe the cutting (``segments``, ``constant_segment``, ``mutable_data_segments``)
-are absent here, and :attr:`Program.mutable_data` holds what the last of them points to.
+A :class:`Program` in memory is *logical*: it holds buffers directly, without segments.
+:func:`lowerdeck.serializer.serialize_pte` creates segments and
+:func:`lowerdeck.serializer.deserialize_pte` resolves them, so the three fields of the file that
+only describe segments (``segments``, ``constant_segment``, ``mutable_data_segments``) are absent
+here; :attr:`Program.mutable_data` holds the target of the last one.
 
-The classes are not frozen: a program holds hundreds of thousands of them, and a frozen dataclass
-costs three times as much to make.
+The classes are not frozen: a program has hundreds of thousands of instances, and a frozen
+dataclass takes three times as long to create.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 Storage: TypeAlias = "ReadableBuffer | FileRange"
-"""Bytes that a program holds: anything with the buffer protocol, or a range of a file."""
+"""Bytes of a program: an object with the buffer protocol, or a range of a file."""
 
 _LOW_BITS = 0xFFFFFFFF
 
@@ -50,7 +50,7 @@ class Int:
 
 @dataclass(slots=True)
 class Bool:
-    """A truth value."""
+    """A boolean."""
 
     bool_val: bool
 
@@ -64,7 +64,7 @@ class Double:
 
 @dataclass(slots=True)
 class String:
-    """A text, stored as UTF-8."""
+    """A string, stored as UTF-8."""
 
     string_val: str
 
@@ -85,7 +85,7 @@ class DoubleList:
 
 @dataclass(slots=True)
 class BoolList:
-    """A list of literal truth values."""
+    """A list of literal booleans."""
 
     items: list[bool]
 
@@ -106,7 +106,7 @@ class OptionalTensorList:
 
 @dataclass(slots=True)
 class AllocationDetails:
-    """Place of a tensor in planned memory.
+    """Location of a tensor in planned memory.
 
     Attributes:
         memory_id: Index into ``ExecutionPlan.non_const_buffer_sizes``; 0 is reserved.
@@ -136,14 +136,14 @@ class AllocationDetails:
 
 @dataclass(slots=True)
 class ExtraTensorInfo:
-    """Name, location and device of a tensor, where they matter.
+    """Optional name, data location and device of a tensor.
 
     Attributes:
         mutable_data_segments_idx: Index of the mutable data segment; the runtime always uses 0.
         fully_qualified_name: Name of a parameter or buffer, the key of external data.
         location: Storage location of the bytes.
         device_type: The device that holds the tensor.
-        device_index: Which device of that type.
+        device_index: Index of the device within its type.
     """
 
     mutable_data_segments_idx: int = 0
@@ -162,14 +162,14 @@ class Tensor:
     into :attr:`Program.mutable_data`).
 
     Attributes:
-        storage_offset: Always 0; the runtime refuses anything else.
-        sizes: Shape, or its upper bound when ``shape_dynamism`` says so. At most 16 dimensions.
+        storage_offset: Always 0; the runtime rejects other values.
+        sizes: Shape, or its upper bound if dynamic. At most 16 dimensions.
         dim_order: Dimensions from the outermost in memory to the innermost.
         requires_grad: Kept for tools; the runtime ignores it.
         data_buffer_idx: Index of the bytes, 0 for none.
-        allocation_info: Offset in planned memory, None when the caller or a constant supplies it.
+        allocation_info: Location in planned memory, None for a constant or caller's memory.
         shape_dynamism: Whether the shape may change.
-        extra_tensor_info: Name, location and device, where they matter.
+        extra_tensor_info: Optional name, data location and device.
     """
 
     scalar_type: ScalarType
@@ -217,7 +217,7 @@ class KernelCall:
     """A call of an operator.
 
     Attributes:
-        args: Value indices, one for each schema argument in order, and one for the return.
+        args: Value indices, one for each schema argument in order, and one for the return value.
     """
 
     op_index: int
@@ -246,12 +246,12 @@ class MoveCall:
 
 @dataclass(slots=True)
 class JumpFalseCall:
-    """Jumps within the chain when a condition is false.
+    """Jumps within the chain if a condition is false.
 
     Attributes:
         cond_value_index: Index of a Bool, or of a bool tensor (true when all elements are).
-        destination_instruction: Index of the next instruction in this chain; the number of
-            instructions ends the chain.
+        destination_instruction: Index of the next instruction in this chain; the instruction count
+            ends the chain.
     """
 
     cond_value_index: int
@@ -278,7 +278,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame of the stack trace of an instruction; frozen, for thousands share each."""
+    """One stack frame of an instruction; frozen, because thousands of instructions share it."""
 
     filename: str
     lineno: int
@@ -324,7 +324,7 @@ class Operator:
 
 @dataclass(slots=True)
 class CompileSpec:
-    """One setting that a backend was given at lowering time and gets again at load time."""
+    """One setting of a backend, passed at lowering and again at load."""
 
     key: str
     value: Storage
@@ -332,7 +332,7 @@ class CompileSpec:
 
 @dataclass(slots=True)
 class BackendDelegateDataReference:
-    """Place of the bytes of a delegate.
+    """Location of a delegate's bytes.
 
     In a logical program the location is ``INLINE`` and the index points into
     :attr:`Program.backend_delegate_data`.
@@ -348,7 +348,7 @@ class BackendDelegate:
 
     Attributes:
         id: Name under which the backend is registered in the runtime.
-        processed: Where its bytes are.
+        processed: Location of its bytes.
         compile_specs: Settings for the backend.
     """
 
@@ -457,7 +457,7 @@ class NamedData:
     Attributes:
         key: The key, unique in the program.
         data: The bytes; in the file they are a segment, which several keys may share.
-        alignment: The blob starts at a multiple of this many bytes from the start of the file.
+        alignment: Alignment of the blob, from the start of the file.
     """
 
     key: str
@@ -471,16 +471,16 @@ def _placeholder() -> list[Buffer]:
 
 @dataclass(slots=True)
 class Program:
-    """A whole program: its methods and all the bytes that they need.
+    """A whole program: its methods and all their data.
 
     Attributes:
         version: Version of the schema; 0.
-        constant_buffer: Constants, shared by all methods; entry 0 is a reserved, empty one.
-        mutable_data: Initial values of mutable buffers; entry 0 is a reserved, empty one.
+        constant_buffer: Constants, shared by all methods; entry 0 is reserved and empty.
+        mutable_data: Initial values of mutable buffers; entry 0 is reserved and empty.
         backend_delegate_data: The bytes of the delegates.
         named_data: Blobs that delegates look up by key.
-        layout: How the file that this was read from was laid out, so that writing it again gives
-            the same bytes; None for a program that was made in memory.
+        layout: Layout of the source file, so that a rewrite gives the same bytes; None for a
+            program created in memory.
     """
 
     version: int = 0
@@ -496,4 +496,4 @@ _LOGICAL = ("Program", "NamedData")
 PROGRAM_FORMAT = parse_schema(
     "program.fbs", {name: kind for name, kind in globals().items() if name not in _LOGICAL}
 )
-"""The tables of a `.pte` file; the root is ``Program``, which segments make another than ours."""
+"""The tables of a `.pte` file; the root ``Program`` has segments, unlike :class:`Program`."""

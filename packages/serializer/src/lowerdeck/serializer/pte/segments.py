@@ -16,7 +16,7 @@ from lowerdeck.serializer.pte.schema import Buffer, DataSegment, SubsegmentOffse
 
 @dataclass(frozen=True, slots=True)
 class NamedBlob:
-    """One key with its bytes and the alignment that it asks for."""
+    """One key with its bytes and requested alignment."""
 
     key: str
     view: memoryview
@@ -29,8 +29,8 @@ class SegmentPlan:
 
     Attributes:
         segments: The ranges, relative to the segment base.
-        pieces: What to write, as ``(offset, bytes)`` in ascending order, relative to the base.
-        constants: Offsets of the constants, or None where a file cannot hold them.
+        pieces: Contents as ``(offset, bytes)`` in ascending order, relative to the base.
+        constants: Offsets of the constants, None until they are placed.
         mutable: Offsets of the initial values, or None when there are none.
         delegates: For each entry of ``backend_delegate_data`` its segment, or None.
         named: Keys with their segments.
@@ -63,15 +63,15 @@ class SegmentPlan:
 
 
 class SegmentPlanner:
-    """Places blobs one after the other."""
+    """Assigns offsets to blobs, one after the other."""
 
     def __init__(self, layout: FileLayout, named: Sequence[NamedBlob]) -> None:
-        """Make a planner.
+        """Create a planner.
 
         Args:
             layout: The alignments to keep.
-            named: The named blobs, for a constant or delegate of the same bytes will be placed
-                so that it can be both.
+            named: The named blobs; an equal constant or delegate gets their alignment, so that the
+                bytes are stored once.
         """
         self.plan: SegmentPlan = SegmentPlan(base_alignment=layout.segment_alignment)
         self._layout = layout
@@ -86,16 +86,16 @@ class SegmentPlanner:
                 alignment[0] = common_alignment(alignment[0], blob.alignment)
 
     def add_constants(self, buffers: Sequence[Buffer]) -> None:
-        """Place all constants in one segment, the first of them being the placeholder."""
+        """Place all constants in one segment; entry 0 is the placeholder."""
         tensor_alignment = self._layout.constant_tensor_alignment
         start, offset = self._next_start(tensor_alignment), 0
         offsets = [0]
         views = _views(buffers, "constant_buffer")[1:]
         if views and not any(len(view) for view in views):
-            # The runtime takes an empty segment for a missing one and refuses to load.
+            # The runtime treats an empty segment as missing and fails to load.
             views[0] = memoryview(b"\0")
         for view in views:
-            # An empty one needs an offset inside the segment, and any will do.
+            # An empty constant may have any offset inside the segment.
             place = self._constants.find(view) if len(view) else 0
             if place is None:
                 named_alignment = self._named_alignments.find(view)
@@ -110,7 +110,7 @@ class SegmentPlanner:
         self.plan.constants = SubsegmentOffsets(self._close(start, start + offset), offsets)
 
     def add_mutable(self, buffers: Sequence[Buffer]) -> None:
-        """Place the initial values in one segment, unaligned, for they are copied out."""
+        """Place the initial values in one segment, unaligned, because the runtime copies them."""
         views = _views(buffers, "mutable_data")[1:]
         if not views:
             return
@@ -131,11 +131,11 @@ class SegmentPlanner:
         self.plan.mutable = SubsegmentOffsets(self._close(start, end), offsets)
 
     def add_delegate(self, index: int, view: memoryview) -> None:
-        """Place the bytes of one delegate, or find them among the segments."""
+        """Place the bytes of one delegate, or reuse an equal segment."""
         self.plan.delegates[index] = self._add(view)
 
     def add_named(self, blob: NamedBlob) -> None:
-        """Place the bytes of one key, or find them among the segments and constants."""
+        """Place the bytes of one key, or reuse an equal segment or constant."""
         self.plan.named.append((blob.key, self._add(blob.view)))
 
     def _add(self, view: memoryview) -> int:
@@ -143,7 +143,7 @@ class SegmentPlanner:
         if number is not None:
             return number
         named_alignment = self._named_alignments.find(view)
-        # Only a constant that is a named blob too was placed as a segment must be.
+        # Only constants equal to a named blob have the alignment of a segment.
         inside = self._constants.find(view) if named_alignment and len(view) else None
         if inside is not None and self.plan.constants is not None:
             whole = self.plan.segments[self.plan.constants.segment_index]

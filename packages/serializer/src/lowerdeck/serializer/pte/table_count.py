@@ -1,4 +1,4 @@
-"""Number of tables that the runtime visits when it checks a program."""
+"""Number of tables that the runtime's verifier visits."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from lowerdeck.serializer.pte import schema
 
 
 def warn_of_tables(program: schema.Program, *, segments: int) -> None:
-    """Warn when a program has more tables than the runtime's check visits.
+    """Warn if a program has more tables than the runtime's verifier accepts.
 
     Args:
         segments: Number of segments of the file.
     """
     plans = program.execution_plan
     steps = sum(len(chain.instructions) for plan in plans for chain in plan.chains)
-    # A value is at most 4 tables and a step 2: small programs need not be counted.
+    # A value has at most 4 tables and an instruction 2: small programs need no count.
     if 4 * sum(len(plan.values) for plan in plans) + 2 * steps < MAX_TABLES // 2:
         return
     tables = count_tables(program, segments=segments)
     if tables > MAX_TABLES:
         warnings.warn(
-            f"the program has {tables} tables, but the runtime's check stops at {MAX_TABLES} and "
-            "refuses it; split it, or load it with Verification.Minimal",
+            f"the program has {tables} tables, but the runtime's verifier accepts at most "
+            f"{MAX_TABLES}; split the program, or load it with Verification.Minimal",
             TableLimitWarning,
             stacklevel=4,
         )
@@ -33,7 +33,7 @@ def warn_of_tables(program: schema.Program, *, segments: int) -> None:
 def count_tables(program: schema.Program, *, segments: int = 0) -> int:
     """Return the number of tables that the runtime's verifier visits.
 
-    A table that several others share counts once for each of them.
+    A shared table counts once per reference.
 
     Args:
         segments: Number of segments of the file.

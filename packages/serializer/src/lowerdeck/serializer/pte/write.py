@@ -1,4 +1,4 @@
-"""Write programs as `.pte` files: planned first, then streamed piece by piece."""
+"""Write programs as `.pte` files: compute the layout, then stream the pieces."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _PROGRAM_FIELDS = Format(
     PROGRAM_FORMAT.unions,
     {**PROGRAM_FORMAT.classes, "Program": Program, "NamedData": NamedData},
 )
-"""The fields of a program's classes, of which two are not those of the file."""
+"""Fields of the in-memory classes; Program and NamedData differ from the file's."""
 MIN_FILE_SIZE = 64
-"""The runtime reads this many bytes first, and fails on a shorter file."""
+"""The runtime reads this many bytes first and fails on shorter files."""
 
 
 def serialize_pte(
@@ -64,15 +64,15 @@ def serialize_pte(
 ) -> bytes:
     """Return a program as the bytes of a `.pte` file.
 
-    Options left out are those of the file that the program was read from, so that writing it
-    again gives the same bytes; else the defaults of ExecuTorch.
+    Omitted options default to the layout of the source file, so that a rewrite gives the same
+    bytes, else to ExecuTorch's defaults.
 
     Args:
-        segment_alignment: Each segment starts at a multiple of this many bytes; default 128.
-        constant_tensor_alignment: Each constant starts at one; a power of two, default 16.
-        delegate_alignment: Each inline delegate starts at one; a power of two, default 16.
+        segment_alignment: Alignment of segments in bytes; default 128.
+        constant_tensor_alignment: Alignment of constants; a power of two, default 16.
+        delegate_alignment: Alignment of inline delegates; a power of two, default 16.
         extract_delegate_segments: Whether delegates become segments; default True.
-        named_data: More named data than the program holds.
+        named_data: Named data to add to the program's.
 
     Returns:
         The file.
@@ -81,7 +81,7 @@ def serialize_pte(
         ProgramError: The program or an option cannot be written.
 
     Warns:
-        TableLimitWarning: The runtime's default check will refuse the program for its size.
+        TableLimitWarning: The program has more tables than the runtime accepts by default.
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program, deserialize_pte
@@ -112,18 +112,18 @@ def write_pte(
 ) -> int:
     """Write a program to a `.pte` file, streaming its buffers, and return the size in bytes.
 
-    A path is written under a temporary name in its folder and then renamed, so that a crash
+    A path is written as a temporary file in the same folder and then renamed, so that a crash
     leaves the old file or the new one.
 
     Args:
-        path_or_file: Where to write: a path, or a file open for writing bytes.
+        path_or_file: A path, or a file opened in binary mode.
 
     Returns:
         The number of bytes written.
 
     Raises:
-        ProgramError: The program or an option cannot be written; nothing was touched.
-        OSError: The file cannot be written; the old one is as it was.
+        ProgramError: The program or an option is invalid; no file was changed.
+        OSError: The file cannot be written; an existing file is unchanged.
     """
     pieces = pte_pieces(
         program,
@@ -139,9 +139,9 @@ def write_pte(
 def pte_pieces(
     program: Program, named_data: NamedDataStoreOutput | None, **layout_options: int | bool | None
 ) -> Iterator[Piece]:
-    """Return an iterator over the bytes of a `.pte` file, no blob copied.
+    """Return an iterator over the bytes of a `.pte` file without copying blobs.
 
-    Everything is planned and checked before the first piece comes.
+    The layout is computed and checked before the first piece is yielded.
 
     Raises:
         ProgramError: The program cannot be written.
@@ -186,7 +186,7 @@ def _plan(
     planner.add_constants(program.constant_buffer)
     planner.add_mutable(program.mutable_data)
     if layout.extract_delegate_segments:
-        # In the order of their use, which a reader can recover; unused ones are left out.
+        # In order of use, which a reader can recover; unused delegates are omitted.
         for index in _delegate_order(program):
             data = program.backend_delegate_data[index].data
             planner.add_delegate(index, byte_view(data, f"backend_delegate_data[{index}]"))
@@ -196,7 +196,7 @@ def _plan(
 
 
 def _file_tables(program: Program, plan: SegmentPlan, *, extracted: bool) -> dict[str, object]:
-    """Return the root table of the file, in which segments hold what the program holds itself."""
+    """Return the root table of the file, with buffers replaced by segments."""
 
     def stored(delegate: BackendDelegate) -> BackendDelegate:
         location, index = DataLocation(delegate.processed.location), delegate.processed.index
@@ -251,7 +251,7 @@ def _named_blobs(program: Program, named_data: NamedDataStoreOutput | None) -> l
         earlier = blobs.get(key)
         if earlier is not None and not same_bytes(earlier.view, view):
             raise NamedDataConflictError(
-                key, f"{len(view)} bytes", f"{len(earlier.view)} bytes of other content"
+                key, f"{len(view)} bytes", f"{len(earlier.view)} bytes of different content"
             )
         blobs[key] = NamedBlob(
             key, view, common_alignment(alignment, earlier.alignment if earlier else 1)

@@ -1,1 +1,1 @@
-"""Checks that the official runtime neither crashes on a file nor computes garbage."""
+"""Checks that the official runtime neither crashes on a file nor computes wrong values."""

@@ -1,4 +1,4 @@
-"""Delegates that the official runtime runs only with other data or in a newer release."""
+"""XNNPACK delegates that need external data or a newer runtime, or that may abort 1.4.1."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lowerdeck.serializer.xnnpack.releases import needed_release
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """A delegate in a valid file that may end the runtime's process when it is loaded.
+    """A delegate in a valid file that may abort the runtime at load.
 
     Attributes:
-        reason: The data that are missing, the nodes or the release.
-        offset: Where it is in the file.
-        needs: Keys of data that must come with another file, or the process ends.
+        reason: The missing data, the nodes or the release.
+        offset: Offset of the delegate in the file.
+        needs: Keys of data that another file must provide, or the process aborts.
         release: The oldest release of ExecuTorch that loads the file, if 1.4 does not.
     """
 
@@ -29,19 +29,19 @@ class Hazard:
     release: str = ""
 
     def __str__(self) -> str:
-        """Return it in the form of this package's errors."""
+        """Return the hazard formatted like this package's errors."""
         return f"{self.field} at byte {self.offset}: {self.reason}"
 
 
 def hazards_of(
     payload: XnnGraph, named: Container[str], field: str, offset: int
 ) -> Iterator[Hazard]:
-    """Yield the hazards of a delegate of XNNPACK.
+    """Yield the hazards of an XNNPACK delegate.
 
     Args:
-        named: The keys of the file's data. The runtime looks others up when it loads the method,
-            and its process ends if one is missing.
-        offset: Where it is in the file.
+        named: Keys of the file's named data. The runtime looks up other keys at load and aborts if
+            one is missing.
+        offset: Offset of the delegate in the file.
     """
     keys = [
         constant.key
@@ -51,15 +51,13 @@ def hazards_of(
     needs = tuple(dict.fromkeys(keys))
     if needs:
         more = f" and {len(needs) - 1} more" if len(needs) > 1 else ""
-        reason = (
-            f"needs the data {needs[0]!r}{more} from a .ptd file, without which the process ends"
-        )
+        reason = f"needs the data {needs[0]!r}{more} from a .ptd file, or the process aborts"
         yield Hazard(reason, field, offset, needs)
     node = _mergeable_move(payload)
     if node is not None:
         reason = (
-            f"has two {node.operator.label} nodes of which one reads the other alone, or that are "
-            "equal: merging them at load may end the process of executorch 1.4.1"
+            f"has two {node.operator.label} nodes that are equal, or one of which is the only "
+            "user of the other: merging them at load may abort executorch 1.4.1"
         )
         yield Hazard(reason, field, offset)
     needed = needed_release(payload)
@@ -73,10 +71,10 @@ _MOVES = (XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.STAT
 
 
 def _mergeable_move(graph: XnnGraph) -> XnnNode | None:
-    """Return a move of bytes that alone reads a move of its kind, or is equal to one before it.
+    """Return a copy node that is the only user of its kind of node, or equals an earlier node.
 
     Returns:
-        The first such node; None where there is none.
+        The first such node, or None.
     """
     makers = {output: node for node in graph.nodes for output in node.outputs}
     readers = Counter(value for node in graph.nodes for value in node.inputs)

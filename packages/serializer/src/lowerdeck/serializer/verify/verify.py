@@ -1,4 +1,4 @@
-"""Checks that a file is safe to run, beyond those of the runtime."""
+"""Checks that a file is safe to run, beyond the runtime's own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from lowerdeck.serializer.xnnpack.verify import verify_payload
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# What the runtime can hand to its caller, and take from it.
+# Kinds of values that can be inputs or outputs of a method.
 _PASSED = (
     schema.Null,
     schema.Int,
@@ -54,12 +54,12 @@ def verify_pte(
 ) -> schema.Program:
     """Return the program of a file after checking that the runtime can run it.
 
-    Beyond what reading checks, every index, count, size and order is checked, with the cases on
-    which the official runtime crashes or computes wrong values without a word. Payloads of XNNPACK
-    are looked into; the bytes of other delegates are their backend's business.
+    Beyond the checks of reading, every index, count, size and order is checked, including cases in
+    which the official runtime crashes or silently computes wrong values. XNNPACK payloads are
+    checked as well; other delegates are opaque.
 
     Args:
-        max_tables: How many tables the runtime may visit; its default check stops at a million.
+        max_tables: Maximum number of tables; the runtime's default limit is a million.
         on_hazard: Called with each delegate of a valid file that needs data of a ``.ptd`` file or
             a newer release of ExecuTorch, or that 1.4.1 may fail to load.
 
@@ -77,7 +77,7 @@ def verify_pte(
     file = PteFile(data, strict=True)
     if len(file.data) < MIN_FILE_SIZE:
         raise TruncatedError(
-            f"found {len(file.data)} bytes; the runtime reads {MIN_FILE_SIZE} before anything",
+            f"found {len(file.data)} bytes; the runtime reads {MIN_FILE_SIZE} first",
             field="file",
         )
     program = file.program()
@@ -112,7 +112,7 @@ class ProgramVerifier:
         file, program = self._file, self._program
         if program.version:
             raise ContentError(
-                f"found {program.version}, expected 0; newer runtimes refuse others",
+                f"found {program.version}, expected 0; newer runtimes reject others",
                 field="Program.version",
             )
         if not self._decoder.execution_plan:
@@ -120,8 +120,8 @@ class ProgramVerifier:
         tables = count_tables(program, segments=len(file.segments))
         if tables > self._max_tables:
             raise LimitError(
-                f"found {tables} tables, expected at most {self._max_tables}, where the runtime's "
-                "check stops; split the program, or load it with Verification.Minimal",
+                f"found {tables} tables, expected at most {self._max_tables}, the limit of the "
+                "runtime's verifier; split the program, or load it with Verification.Minimal",
                 field="Program",
             )
         constants, mutable = self._constants(), self._mutable()
@@ -172,7 +172,7 @@ class ProgramVerifier:
                 self._on_hazard(hazard)
 
     def _payload(self, plan: schema.ExecutionPlan, number: int) -> XnnGraph | None:
-        """Return a delegate's payload, checked once for all methods; None if not XNNPACK's."""
+        """Return a delegate's payload, verified once for all methods; None for other backends."""
         delegate = plan.delegates[number]
         blobs = self._program.backend_delegate_data
         index = delegate.processed.index
@@ -217,8 +217,8 @@ class ProgramVerifier:
         segment = segments[table.segment_index]
         if needed and len(table.offsets) > 1 and not segment.size:
             raise ContentError(
-                "found an empty segment for constants, which the runtime takes for a missing one; "
-                "write the file again with this package, which makes it one byte",
+                "found an empty constant segment, which the runtime treats as missing; rewrite "
+                "the file with this package, which makes it one byte",
                 field=field,
             )
         header = self._file.header
@@ -241,7 +241,7 @@ def _verify_memory(table: PlanTable, plan: schema.ExecutionPlan) -> None:
             f"found {sum(sizes)} bytes, expected at most {MAX_PLANNED_MEMORY}",
             LimitError,
         )
-    # The runtime takes all of it before it runs: a wild size must not pass for a plan.
+    # The runtime allocates all of it before it runs, so implausible sizes are rejected.
     used = [0] * len(sizes)
     for value in plan.values:
         tensor = value.val
@@ -267,7 +267,7 @@ def _verify_memory(table: PlanTable, plan: schema.ExecutionPlan) -> None:
             )
 
 
-_SPARE_MEMORY = 1 << 24
+_SPARE_MEMORY = 1 << 24  # planned bytes allowed beyond twice the used ones
 
 
 def _verify_operators(table: PlanTable, plan: schema.ExecutionPlan) -> None:
@@ -278,7 +278,7 @@ def _verify_operators(table: PlanTable, plan: schema.ExecutionPlan) -> None:
         for chain in plan.chains
         for step in chain.instructions
     ):
-        _refuse(table, "operators", "found none, expected those that are called")
+        _refuse(table, "operators", "found none, expected the operators that are called")
     for index, operator in enumerate(plan.operators):
         name = operator.full_name
         length = len(name.encode())
@@ -287,7 +287,7 @@ def _verify_operators(table: PlanTable, plan: schema.ExecutionPlan) -> None:
                 table,
                 f"operators[{index}]",
                 f"found the name {name[:120]!r} of {length} bytes, expected 1 to "
-                f"{MAX_OPERATOR_NAME} without NUL, for the runtime copies it into 100",
+                f"{MAX_OPERATOR_NAME} without NUL, because the runtime copies it into 100",
             )
 
 
@@ -300,9 +300,13 @@ def _verify_arguments(table: PlanTable, plan: schema.ExecutionPlan) -> None:
             value = plan.values[index].val
             if not isinstance(value, _PASSED):
                 kind = type(value).__name__
-                _refuse(table, name, f"found value {index}, a {kind}, which cannot be passed")
+                _refuse(
+                    table,
+                    name,
+                    f"found value {index}, a {kind}, which cannot be an input or output",
+                )
             if name == "inputs" and is_constant(value):
-                reason = f"found the constant {index}, expected a tensor that may be written"
+                reason = f"found the constant {index}, expected a writable tensor"
                 _refuse(table, name, reason)
 
 

@@ -65,7 +65,7 @@ _COMPLEX = {
     ScalarType.COMPLEX_FLOAT,
     ScalarType.COMPLEX_DOUBLE,
 }
-# Kernels abort the process on types that they do not know.
+# Kernels abort the process on unsupported element types.
 _UNUSABLE = {
     kind
     for kind in ScalarType
@@ -73,8 +73,9 @@ _UNUSABLE = {
 }
 
 
-_ALWAYS = 1 << 62
-# Jumps may end the memory of views repeatedly; each time, a list is checked again.
+_ALWAYS = 1 << 62  # a step after all others
+# Limit on checks of one value: each jump may end the memory of views, which are then checked
+# again.
 _MOST_LOOKS = 64
 
 
@@ -90,9 +91,9 @@ class ChainVerifier:
         """Make a verifier.
 
         Args:
-            plan: The method, whose values are verified.
-            position: Returns where in the file the instruction of a chain is, by both indices.
-            payloads: For each delegate its payload, where it is one that can be read.
+            plan: The method, with verified values.
+            position: Maps chain and instruction indices to an offset in the file.
+            payloads: The XNNPACK payload of each delegate, or None.
         """
         self._payloads = payloads
         self._plan = plan
@@ -106,14 +107,13 @@ class ChainVerifier:
         self._moved = {call.move_to for call in moves}
         self._unknown = self._moved | {call.args[-1] for call in kernels}
         self._caller_values = {*plan.inputs, *plan.outputs}
-        # What was found right of a value is right wherever it is used again: a list of a
-        # thousand members that a thousand calls take is walked over once.
+        # Checked values are cached, so that a long list that many calls share is traversed once.
         self._with_memory: dict[int, int] = {}
         self._looks: Counter[int] = Counter()
         self._writable: set[int] = set()
         # For each tensor without allocated memory, the step up to which a view provides it.
         self._viewed: dict[int, int] = {}
-        # Handles are copied, so what a constant is moved to must not be written either.
+        # Moves copy handles, so the target of a constant's move must not be written either.
         self._moved_constants = {
             call.move_to
             for call in moves
@@ -121,7 +121,7 @@ class ChainVerifier:
         }
         self._views = [list(views_of(chain, plan.operators)) for chain in plan.chains]
         for view in (view for views in self._views for view in views):
-            # A view of a constant is one, and so is a view of that.
+            # A view of a constant is a constant, and so are views of that view.
             if self._shows_constant(view):
                 self._moved_constants.add(view.out)
 
@@ -140,7 +140,7 @@ class ChainVerifier:
         }
         for number, chain in enumerate(self._plan.chains):
             self._chain = number
-            # What views gave memory in one chain may be without it in the next.
+            # Memory provided by views in one chain may be missing in the next.
             if self._viewed:
                 self._with_memory = {k: v for k, v in self._with_memory.items() if v == _ALWAYS}
             self._viewed.clear()
@@ -152,13 +152,16 @@ class ChainVerifier:
                 verify[type(step.instr_args)](step.instr_args)
 
     def _verify_view(self, view: View) -> None:
-        """Take the memory that a view gives into account, once that of its source is there."""
+        """Record the memory that a view provides, after checking that its source has memory."""
         self._verify_indices((view.source, view.out))
         source, out = (self._plan.values[index].val for index in (view.source, view.out))
         if not isinstance(source, schema.Tensor) or not isinstance(out, schema.Tensor):
-            return  # refused with the call
+            return  # rejected with the call
         if self._is_constant(view.out):
-            self._refuse(f"found the constant {view.out} as a view, whose bytes would be others")
+            self._refuse(
+                f"found the constant {view.out} as the output of a view, which would replace its "
+                "bytes"
+            )
         if out.allocation_info is not None:
             return
         self._verify_memory(view.source)
@@ -179,7 +182,7 @@ class ChainVerifier:
         self._verify_arguments(call.args)
         kernel = self._kernels[call.op_index]
         if kernel is None:
-            return  # a custom kernel: its registration says what it takes
+            return  # a custom kernel with an unknown signature
         if kernel.name.startswith(PRIMITIVES):
             self._verify_primitive(kernel, call.args)
             return
@@ -195,17 +198,17 @@ class ChainVerifier:
             self._verify_kind(name, len(letters), call.args[-1], kernel.returned)
         if name.endswith("_") and call.args[-1] != call.args[0]:
             self._refuse(
-                f"found {call.args[-1]} for the return value of {name}, which works in place on "
-                f"{call.args[0]}"
+                f"found {call.args[-1]} for the return value of {name}, which updates "
+                f"{call.args[0]} in place"
             )
         self._verify_types(kernel, call.args)
         for limit in kernel.limits:
             problem = limit(Arguments(self._plan.values, call.args, self._unknown))
             if problem:
-                self._refuse(f"{problem}, for {name}, which ends the process otherwise")
+                self._refuse(f"{problem}; otherwise {name} aborts the process")
 
     def _verify_primitive(self, kernel: RuntimeKernel, args: list[int]) -> None:
-        """Check what the runtime's own operators use before they check it themselves."""
+        """Check arguments that built-in operators use before checking them."""
         needed = len(kernel.arguments) + len(kernel.returned)
         if len(args) < needed:
             self._refuse(f"found {len(args)} arguments of {kernel.name}, expected {needed}")
@@ -215,7 +218,7 @@ class ChainVerifier:
             self._verify_result(kernel.name, args[needed - 1])
 
     def _verify_result(self, name: str, index: int) -> None:
-        """Refuse a number over a value of another kind: the next call finds it there."""
+        """Raise if a result replaces a value of another kind, which later executions need."""
         short = name.removeprefix(f"{PRIMITIVES}::")
         accepted = next((kinds for names, kinds in _RESULTS if short in names), _NUMBERS)
         value = self._plan.values[index].val
@@ -241,7 +244,7 @@ class ChainVerifier:
             self._writable.add(index)
 
     def _verify_types(self, kernel: RuntimeKernel, args: list[int]) -> None:
-        """Refuse element types on which kernels abort."""
+        """Raise if kernels abort on an element type."""
         kinds = {
             tensor.scalar_type
             for index in args[: len(kernel.arguments)]
@@ -250,11 +253,13 @@ class ChainVerifier:
         odd = kinds & _UNUSABLE
         if odd:
             self._refuse(
-                f"found tensors of {odd} as arguments of {kernel.name}, which has none such"
+                f"found tensors of {odd} as arguments of {kernel.name}, which does not support "
+                "them"
             )
         if kinds & _COMPLEX and kinds - _COMPLEX and "mixed" not in kernel.words:
             self._refuse(
-                f"found tensors of {kinds} as arguments of {kernel.name}, expected one kind"
+                f"found tensors of {kinds} as arguments of {kernel.name}, expected only real or "
+                "only complex ones"
             )
 
     def _verify_delegate(self, call: schema.DelegateCall) -> None:
@@ -295,7 +300,7 @@ class ChainVerifier:
         if not 0 <= call.destination_instruction <= count:
             self._refuse(
                 f"found destination {call.destination_instruction}, expected 0 to {count}; "
-                "the runtime would end the chain without a word",
+                "the runtime would silently end the chain",
                 IndexRangeError,
             )
 
@@ -304,7 +309,7 @@ class ChainVerifier:
         self._verify_indices((index,))
         if not isinstance(self._plan.values[index].val, schema.Tensor):
             self._refuse(f"found value {index}, expected a Tensor")
-        # A freed tensor stays without memory, in the next execution as well.
+        # A freed tensor has no memory in later executions either.
         if index in self._used:
             self._refuse(f"found value {index}, which is still used")
 
@@ -331,7 +336,7 @@ class ChainVerifier:
                 self._with_memory[index] = self._memory_end(index)
 
     def _memory_end(self, index: int) -> int:
-        """Return up to which step a tensor, or all in a list, have memory; refuse if now none."""
+        """Return the last step at which a tensor or list has memory; raise if it has none now."""
         end = _ALWAYS
         for tensor in self._tensors_of(index):
             self._verify_memory(tensor)
@@ -340,8 +345,8 @@ class ChainVerifier:
             self._looks[index] += 1
             if self._looks[index] > _MOST_LOOKS:
                 self._refuse(
-                    f"found value {index} used among jumps past the views that give it memory "
-                    f"more than {_MOST_LOOKS} times",
+                    f"found value {index} used more than {_MOST_LOOKS} times among jumps past "
+                    "the views that provide its memory",
                     LimitError,
                 )
         return end
@@ -367,7 +372,7 @@ class ChainVerifier:
         return ()
 
     def _verify_memory(self, index: int) -> None:
-        """Refuse a tensor without memory: kernels would follow a null pointer."""
+        """Raise if a tensor has no memory: kernels would dereference a null pointer."""
         tensor = self._plan.values[index].val
         if not isinstance(tensor, schema.Tensor) or tensor.allocation_info is not None:
             return
@@ -376,8 +381,8 @@ class ChainVerifier:
         if index not in self._caller_values and self._step >= self._viewed.get(index, 0):
             self._refuse(
                 f"found tensor {index} without memory: it is not a constant, has no "
-                "allocation_info, is neither input, output nor the target of a move, and no view "
-                "on every way here gave it some"
+                "allocation_info, is neither input, output nor the target of a move, and not "
+                "every path to this step includes a view that provides memory"
             )
 
     def _shows_constant(self, view: View) -> bool:

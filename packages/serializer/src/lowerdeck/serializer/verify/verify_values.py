@@ -22,12 +22,12 @@ from lowerdeck.serializer.pte.enums import TensorDataLocation, TensorShapeDynami
 
 @dataclass(frozen=True, slots=True)
 class StoredData:
-    """Starts of constants or initial values, and the ends that they may reach.
+    """Offsets of constants or initial values, and the ends of their data.
 
     Attributes:
-        starts: Offset of each in the file, by index.
-        ends: First byte after what each may use.
-        aligned: Whether tensors point into them, so that their elements must be aligned.
+        starts: Offset of each entry in the file, by index.
+        ends: End of the range that each entry may use.
+        aligned: Whether tensors point into the file, so that elements must be aligned.
     """
 
     starts: Sequence[int]
@@ -50,7 +50,7 @@ class ValueVerifier:
         Args:
             constants: The constants of the program.
             mutable: The initial values of the program.
-            position: Returns where in the file the value of an index is.
+            position: Maps the index of a value to an offset in the file.
         """
         self._plan = plan
         self._constants = constants
@@ -62,7 +62,7 @@ class ValueVerifier:
         """Check all values.
 
         Raises:
-            FormatError: One of them cannot be loaded, or would be loaded wrong.
+            FormatError: A value cannot be loaded, or would be loaded incorrectly.
         """
         for index, value in enumerate(self._plan.values):
             self._index = index
@@ -79,21 +79,23 @@ class ValueVerifier:
         if tensor.storage_offset:
             self._refuse(f"found storage_offset {tensor.storage_offset}, expected 0")
         if tensor.shape_dynamism is TensorShapeDynamism.DYNAMIC_UNBOUND:
-            self._refuse("found an unbound shape, which the runtime refuses; give it a bound")
+            self._refuse(
+                "found an unbounded shape, which the runtime rejects; give it an upper bound"
+            )
         if rank > MAX_RANK:
             self._refuse(f"found {rank} dimensions, expected at most {MAX_RANK}", LimitError)
         if any(size < 0 for size in tensor.sizes):
             self._refuse(f"found sizes {tensor.sizes}, expected none below 0")
         if sorted(tensor.dim_order) != list(range(rank)):
             self._refuse(
-                f"found dim_order {tensor.dim_order}, expected an order of {rank} dimensions"
+                f"found dim_order {tensor.dim_order}, expected a permutation of {rank} dimensions"
             )
         if tensor.nbytes > MAX_TENSOR_BYTES:
             self._refuse(f"found a tensor of {tensor.nbytes} bytes", LimitError)
         extra = tensor.extra_tensor_info
         external = extra is not None and extra.location is TensorDataLocation.EXTERNAL
         if external and extra is not None and not extra.fully_qualified_name:
-            self._refuse("found external data without a name to find them by", MissingFieldError)
+            self._refuse("found external data without a name", MissingFieldError)
         allocation = tensor.allocation_info
         if allocation is not None:
             self._verify_allocation(tensor, allocation)
@@ -119,7 +121,8 @@ class ValueVerifier:
         end = allocation.memory_offset + tensor.nbytes
         if end > memories[number]:
             self._refuse(
-                f"found planned memory up to byte {end} of the {memories[number]} of id {number}",
+                f"found planned memory up to byte {end} of memory {number}, which has "
+                f"{memories[number]} bytes",
                 IndexRangeError,
             )
 
@@ -135,11 +138,11 @@ class ValueVerifier:
         start, end = stored.starts[index], stored.ends[index]
         if start + tensor.nbytes > end:
             self._refuse(
-                f"found {tensor.nbytes} bytes of data from byte {start} of the file on, where the "
+                f"found {tensor.nbytes} bytes of data at byte {start} of the file, but the "
                 f"{label} end at {end}",
                 SegmentError,
             )
-        # The runtime reads constants in place; a misplaced one would be read from elsewhere.
+        # The runtime reads constants in place and does not support misaligned ones.
         if stored.aligned and start % tensor.scalar_type.itemsize:
             self._refuse(
                 f"found data at byte {start}, expected a multiple of "
@@ -160,7 +163,7 @@ class ValueVerifier:
                 self._refuse(
                     f"found item {item}, a {kind.__name__}, expected a Tensor", IndexRangeError
                 )
-            # The runtime makes values in their order, and a list takes what is made already.
+            # The runtime creates values in order; a list can refer only to earlier ones.
             if item >= self._index:
                 self._refuse(f"found item {item}, expected tensors that come before their list")
 

@@ -22,7 +22,7 @@ class View(NamedTuple):
     """One view in a chain.
 
     Attributes:
-        step: Number of its instruction.
+        step: Index of the view's instruction.
         end: Up to this instruction every path includes the view.
         source: The base tensor.
         out: The view.
@@ -48,7 +48,7 @@ def views_of(chain: schema.Chain, operators: Sequence[schema.Operator]) -> Itera
         if isinstance(call, schema.JumpFalseCall)
     ]
     back = sorted(target for number, target in jumps if target <= number)
-    # Targets of jumps from before this instruction to after it: they skip it.
+    # Targets of jumps that skip this instruction.
     landings: list[int] = []
     for number, call in enumerate(calls):
         while landings and landings[0] <= number:
@@ -60,7 +60,7 @@ def views_of(chain: schema.Chain, operators: Sequence[schema.Operator]) -> Itera
         if 0 <= call.op_index < len(operators) and operators[call.op_index].full_name == VIEW:
             end = len(calls)
             if landings:
-                # A backward jump may lead from after it to between the view and its use.
+                # A backward jump from a later instruction may enter between the view and its use.
                 after = bisect_right(back, number)
                 end = min([landings[0], *back[after : after + 1]])
             yield View(number, end, call.args[_SOURCE], call.args[_OUT])

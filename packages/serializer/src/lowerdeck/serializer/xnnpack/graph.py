@@ -11,11 +11,11 @@ from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
 
 @dataclass(frozen=True, slots=True)
 class XnnConstant:
-    """Place of the bytes of a constant.
+    """Location of a constant's bytes.
 
     Attributes:
         key: The entry of the file's named data, or None for bytes inside the payload.
-        offset: Where they begin in ``XnnGraph.constant_data``, if they are inside.
+        offset: Offset in ``XnnGraph.constant_data``, for bytes inside the payload.
     """
 
     key: str | None
@@ -25,17 +25,17 @@ class XnnConstant:
 
 @dataclass(frozen=True, slots=True)
 class XnnEncoding:
-    """The type of a value's elements, and how integers become real numbers.
+    """Element type and quantization parameters of a value.
 
     Attributes:
-        dtype: Type of one element; ``dtype.scheme`` says what shares a scale.
-        scales: The scales that are written in the graph; one for ``"tensor"``.
+        dtype: Element type; ``dtype.scheme`` is the granularity of scales.
+        scales: The scales that are stored in the graph; one for ``"tensor"``.
         zero_point: The integer that represents 0; nonzero only for ``"tensor"``.
-        channel_dim: Dimension of memory of the channels of ``"channel"`` and ``"group"``.
-        group_size: Elements that share one scale of a ``"group"``.
-        nonbatch_dims: How many of the last dimensions share one scale of a ``"token"``.
-        scale_constant: Where the scales are if the graph does not hold them: float32 numbers of
-            a ``"channel"``, bfloat16 ones of a ``"group"``.
+        channel_dim: Channel dimension, in memory order, for ``"channel"`` and ``"group"``.
+        group_size: Elements per scale for ``"group"``.
+        nonbatch_dims: Number of last dimensions that share a scale for ``"token"``.
+        scale_constant: Location of scales that are not in the graph: float32 for ``"channel"``,
+            bfloat16 for ``"group"``.
     """
 
     dtype: XnnDatatype
@@ -48,17 +48,17 @@ class XnnEncoding:
 
     @property
     def scheme(self) -> str:
-        """What shares a scale, as :attr:`XnnDatatype.scheme` has it."""
+        """Granularity of scales, as in :attr:`XnnDatatype.scheme`."""
         return self.dtype.scheme
 
     @property
     def scale(self) -> float:
-        """The distance of two neighbouring integers, where one holds for the whole tensor."""
+        """The scale of the whole tensor, 0 if there is none."""
         return self.scales[0] if self.scales else 0.0
 
     @property
     def is_int8(self) -> bool:
-        """Whether it is an 8-bit integer with one scale, known ahead of time."""
+        """Whether the type is int8 with one static scale."""
         return self.dtype is XnnDatatype.QINT8
 
 
@@ -67,14 +67,13 @@ class XnnValue:
     """One tensor of a graph.
 
     Attributes:
-        id: Its number; nodes refer to it.
-        encoding: What its elements are.
-        shape: Sizes in the order of memory; bounds only, or 0 for what varies, unless it is a
-            constant.
+        id: The id by which nodes refer to the value.
+        encoding: Element type and quantization.
+        shape: Sizes in memory order; except for constants, upper bounds, or 0 for dynamic sizes.
         flags: ``INPUT`` or ``OUTPUT`` of the graph, or 0.
-        external_id: Position among the arguments of the delegate call, None if it is none.
-        constant: Where its bytes are, if it is a constant.
-        dynamic_dtype: The type that older compilers gave an input that is quantised at run time.
+        external_id: Position among the arguments of the delegate call, or None.
+        constant: Location of its bytes, if it is a constant.
+        dynamic_dtype: Type that older compilers set for a dynamically quantized input.
     """
 
     INPUT: ClassVar[int] = 1
@@ -90,7 +89,7 @@ class XnnValue:
 
     @property
     def dtype(self) -> XnnDatatype:
-        """Type of its elements."""
+        """Element type of the value."""
         return self.encoding.dtype
 
 
@@ -99,10 +98,10 @@ class XnnNode:
     """One operation of a graph.
 
     Attributes:
-        operator: What it computes; ``operator.label`` is its name.
-        fields: The fields of its table by name; those left out are 0.
-        output_range: Smallest and largest output, where the node clamps its output.
-        debug_handle: What the runtime's log calls it.
+        operator: The operator; ``operator.label`` is its name.
+        fields: The fields of its table by name; omitted fields are 0.
+        output_range: Smallest and largest output if the node clamps its output, else None.
+        debug_handle: Identifier of the node in the runtime's log.
     """
 
     NONE: ClassVar[int] = 0xFFFFFFFF
@@ -110,11 +109,11 @@ class XnnNode:
     # Flags of operators.
     TRANSPOSE_WEIGHTS: ClassVar[int] = 1
     SAME_PADDING: ClassVar[int] = 4
-    """Pads by itself, as TensorFlow's SAME does."""
+    """Implicit padding, like TensorFlow's SAME."""
     ALIGN_CORNERS: ClassVar[int] = 8
     KEEP_DIMS: ClassVar[int] = 0x40
     FLOAT_BIAS: ClassVar[int] = 0x80
-    """The bias of a layer with a filter of halves is float32."""
+    """A layer with a float16 filter has a float32 bias."""
 
     operator: XnnOperator
     fields: Mapping[str, int | float | tuple[int, ...]]
@@ -123,13 +122,13 @@ class XnnNode:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Ids of the values that it reads, in order, without a bias or mask that is left out."""
+        """Ids of the inputs in order, without an omitted bias or mask."""
         ids: list[Any] = [self.fields.get(name, 0) for name in _INPUTS[self.operator]]
         return tuple(ids[:-1] if ids[-1] == self.NONE and self.operator in _MAY_END else ids)
 
     @property
     def outputs(self) -> tuple[int, ...]:
-        """Ids of the values that it makes."""
+        """Ids of the outputs."""
         ids: list[Any] = [self.fields.get(name, 0) for name in _OUTPUTS[self.operator]]
         return tuple(ids)
 
@@ -139,21 +138,21 @@ class XnnNode:
         return {name: value for name, value in self.fields.items() if not name.endswith("_id")}
 
     def number(self, name: str) -> int:
-        """Return a field that is an integer, such as the id of a value; 0 if it has none."""
+        """Return an integer field, such as a value id; 0 if absent."""
         value = self.fields.get(name, 0)
         assert isinstance(value, int)
         return value
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """Return a field that is a list of integers, such as offsets."""
+        """Return a field with a list of integers, such as offsets."""
         value: Any = self.fields[name]
         return value  # type: ignore[no-any-return]
 
     def reading(self, others: Mapping[int, int]) -> XnnNode:
-        """Return the node with other values in place of some.
+        """Return a copy of the node with value ids replaced.
 
         Args:
-            others: Ids by those that they replace; results are replaced as well.
+            others: New ids by old id, for inputs and outputs.
         """
         fields: dict[str, Any] = dict(self.fields)
         for name in _IDS[self.operator]:
@@ -177,24 +176,24 @@ _INPUTS = {
 _MAY_END = frozenset(
     operator for operator, names in _INPUTS.items() if names[-1] in ("bias_id", "mask_id")
 )
-"""The operators whose last input may be left out."""
+"""Operators whose last input is optional."""
 
 
 @dataclass(slots=True)
 class XnnGraph:
-    """A whole payload.
+    """The graph and constants of a payload.
 
     Attributes:
-        version: The compiler's text; the runtime does not look at it.
-        input_ids: Ids of the inputs; the runtime goes by the values' flags instead.
+        version: Version string of the compiler; the runtime ignores it.
+        input_ids: Ids of the inputs; the runtime uses the values' flags instead.
         output_ids: Ids of the outputs, likewise.
         num_externs: Number of arguments that the graph declares.
-        constants: Data of constants; entry 0 is reserved and means none.
-        constant_data: The payload's own bytes of constants, empty where all have names.
+        constants: Locations of constants; entry 0 is reserved and means none.
+        constant_data: Bytes of constants inside the payload, empty if all are named data.
     """
 
     MAX_RANK: ClassVar[int] = 6
-    """The runtime refuses values of more dimensions."""
+    """The runtime rejects values with more dimensions."""
 
     version: str = "0"
     values: list[XnnValue] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The tables of an XNNPACK payload: what its nodes compute and its values hold.
+"""The tables, operators and data types of an XNNPACK payload.
 
 Facts: the schema that ExecuTorch 1.4.1 publishes and reads (identifiers ``XN00`` and ``XN01``).
 The numbers of union members and the order of fields are part of the format and never change.
@@ -79,7 +79,7 @@ class XnnDatatype(IntEnum):
     """Type of the elements of a value, by XNNPACK's numbers.
 
     ``Q`` is one scale for the tensor, ``QC`` one for each channel, ``QB`` one for each group,
-    ``QD`` scales found at run time; ``QP`` and ``PFP`` are packed forms of some processors.
+    ``QD`` scales computed at run time; ``QP`` and ``PFP`` are packed forms of some processors.
     """
 
     FP32 = 1
@@ -104,9 +104,9 @@ class XnnDatatype(IntEnum):
 
     @property
     def scheme(self) -> str:
-        """Return what shares a scale: ``"tensor"``, ``"channel"``, ``"group"`` or ``"token"``.
+        """Return the scale granularity: ``"tensor"``, ``"channel"``, ``"group"`` or ``"token"``.
 
-        ``""`` is returned for types that have no scales, and for packed ones.
+        The result is ``""`` for types without scales and for packed types.
         """
         return _SCHEMES.get(self, "")
 
@@ -134,11 +134,11 @@ SCALE_TABLES = {
     "token": "PerTokenDynamicQuant",
     "group": "PerChannelGroupQuant",
 }
-"""The table of each scheme's scales, in the order of the numbers in their union."""
+"""The table of each scheme's scales, in the order of their union."""
 
 
 class XnnOperator(IntEnum):
-    """Operation of a node: the number of its table in the union of nodes."""
+    """Operator of a node: the number of its table in the union of nodes."""
 
     ADD = 1
     FULLY_CONNECTED = 2
@@ -190,7 +190,7 @@ class XnnOperator(IntEnum):
 
     @property
     def label(self) -> str:
-        """Return the name that the schema gives it, such as ``"Conv2d"``."""
+        """Return the name in the schema, such as ``"Conv2d"``."""
         plain = "".join(part.capitalize() for part in self.name.split("_"))
         return _LABELS.get(plain, plain)
 
@@ -201,12 +201,12 @@ class XnnOperator(IntEnum):
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of its table in the order of their numbers, each name and kind."""
+        """Return the name and kind of each field of its table, in id order."""
         return _NODE_TABLES[self.table]
 
     @property
     def joined(self) -> int:
-        """Return how many values it concatenates, 0 if it does something else."""
+        """Return the number of concatenated inputs, 0 for other operators."""
         return int(self.label[-1]) if self.table == "Concatenate" else 0
 
 
@@ -216,7 +216,7 @@ _LABELS = {
     "Elu": "ELU",
     "Prelu": "PReLU",
 }
-"""Names that the schema does not spell as all others."""
+"""Irregularly spelled names in the schema."""
 
 _TABLES = {
     XnnOperator[name]: table
@@ -238,4 +238,4 @@ _TABLES = {
     }.items()
     for name in names.split()
 }
-"""The tables of operators; all others have the table Unary."""
+"""The tables of operators; other operators have the table Unary."""

@@ -1,4 +1,4 @@
-"""The payload of an XNNPACK delegate: reading without trust, and writing."""
+"""Decode untrusted payloads of XNNPACK delegates, and encode them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 BACKEND = "XnnpackBackend"
-"""The name under which delegates hold such payloads."""
+"""Id of the backend whose delegates have these payloads."""
 _MAGIC = b"XH00"
 _HEADER = struct.Struct("<4x4sHIIIQ")
 """Four zeros, the magic, header size, graph offset and size, constants offset and size."""
 _IDENTIFIERS = (b"XN00", b"XN01")
 _ALIGNMENT = 16
 _NAMED = 0xFFFFFFFFFFFFFFFF
-"""The offset of a constant that has a name instead."""
+"""Offset that marks a constant in named data."""
 _PLAIN, _QUANTISED = 1, 2
 _SCHEMES = list(SCALE_TABLES)
 _FORMAT = Format(PAYLOAD_TABLES)
@@ -60,8 +60,8 @@ def decode_payload(data: ReadableBuffer) -> XnnGraph:
         data: The bytes of the delegate.
 
     Returns:
-        The graph. Its tables are well-formed and its constants exist; whether the runtime could
-        run it is for :func:`verify_pte` to say.
+        The graph. Its tables are well-formed and its constants exist; :func:`verify_pte` checks
+        whether the runtime can run it.
 
     Raises:
         FormatError: The payload is truncated or malformed, of another version, or no payload of
@@ -108,7 +108,7 @@ def _parts(blob: memoryview) -> tuple[memoryview, memoryview]:
 
 
 class _Decoder:
-    """Makes a graph of tables."""
+    """Decodes tables to a graph."""
 
     def __init__(self, reader: TableReader) -> None:
         self._reader = reader

@@ -1,7 +1,7 @@
 """The oldest release of ExecuTorch that runs the data types of an XNNPACK node.
 
 Found by running every operator with every pair of types in the runtimes of ExecuTorch 1.4.1 and
-1.5.1: the older one refuses to load what only the newer one knows.
+1.5.1: the older one rejects the newer combinations at load.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _UNARY = frozenset(
 
 
 def needed_release(graph: XnnGraph) -> tuple[str, str] | None:
-    """Return the oldest release of ExecuTorch that loads a payload which 1.4 refuses.
+    """Return the oldest release of ExecuTorch that loads a payload rejected by 1.4.
 
     Args:
-        graph: Any graph that could be read.
+        graph: Any decoded graph.
 
     Returns:
-        The release, and what needs it; None if 1.4 loads the payload.
+        The release and the feature that needs it; None if 1.4 loads the payload.
     """
     kinds = {value.id: value.dtype for value in graph.values}
     for node in graph.nodes:
@@ -36,5 +36,5 @@ def needed_release(graph: XnnGraph) -> tuple[str, str] | None:
         if node.operator in _UNARY and both == {_T.BF16, _T.FP32}:
             return _LATER, f"{node.operator.label} of BF16, FP32"
         if node.operator is _O.FULLY_CONNECTED and _T.BF16 in results:
-            return _LATER, f"{node.operator.label} that makes BF16"
+            return _LATER, f"{node.operator.label} with BF16 output"
     return None

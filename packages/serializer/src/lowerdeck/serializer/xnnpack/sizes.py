@@ -1,4 +1,4 @@
-"""Sizes that values have when an XNNPACK graph runs, whatever the payload says of them."""
+"""Infer the sizes of values in an XNNPACK graph, independent of the declared ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ WINDOWS = {
     XnnOperator.MAX_POOLING_2D: ("pooling", "stride"),
     XnnOperator.AVG_POOLING_2D: ("pooling", "stride"),
 }
+# Operators whose output has no more elements than their input.
 _NEVER_MORE = {
     *(XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.GLOBAL_AVG_POOLING_2D),
     XnnOperator.STATIC_TRANSPOSE,
 }
 Sizes = tuple[int | None, ...]
-"""The sizes of a value when the graph runs; None for one that is not known before."""
+"""The inferred sizes of a value; None for an unknown size."""
 
 _PRODUCTS = {XnnOperator.FULLY_CONNECTED, XnnOperator.BATCH_MATRIX_MULTIPLY}
 _LIKE_INPUT = frozenset(
@@ -35,24 +36,24 @@ _BROADCAST = {
 
 
 class RealSizes:
-    """Sizes that follow from those of the graph's inputs, node by node.
+    """Sizes inferred from the graph's inputs, node by node.
 
-    The runtime computes them at each call; what a payload says of values in between is read
-    for its memory alone. Where they do not follow from sizes alone they are taken from there, but
-    for a 0, which says that a size varies.
+    The runtime infers them at each call and uses the declared sizes of intermediate values only to
+    allocate memory. Sizes that cannot be inferred are the declared ones, except 0, which is a
+    dynamic size.
     """
 
     def __init__(self, values: Mapping[int, XnnValue]) -> None:
-        """Make it for a graph.
+        """Start with the declared sizes of a graph.
 
         Args:
-            values: Its values by their ids.
+            values: The graph's values by id.
         """
         self._values = values
         self._sizes: dict[int, Sizes] = {}
 
     def of(self, number: int) -> Sizes:
-        """Return the sizes of a value that the graph is given, or that a node before computed."""
+        """Return the sizes of a graph input, a constant or an earlier node's output."""
         sizes = self._sizes.get(number)
         if sizes is not None:
             return sizes
@@ -64,19 +65,19 @@ class RealSizes:
         return self._sizes[number]
 
     def run(self, node: XnnNode) -> None:
-        """Compute the result sizes of the next node, whose fields are verified."""
+        """Infer the output sizes of the next node, whose fields are verified."""
         sizes = self._after(node)
         if sizes is not None:
             self._sizes[node.outputs[0]] = sizes
         else:
-            # The declared sizes may have been stored by `of` before.
+            # `of` may have cached the declared sizes.
             self._sizes.pop(node.outputs[0], None)
 
     def most(self, node: XnnNode) -> int | None:
-        """Return an upper bound of a node's result elements, None if sizes do not determine one.
+        """Return an upper bound on the elements of a node's output, None if there is none.
 
         Args:
-            node: A node that was run.
+            node: A node that was passed to :meth:`run`.
         """
         result = self._sizes.get(node.outputs[0])
         if result is not None:
@@ -89,7 +90,7 @@ class RealSizes:
             counts = [count for count in elements if count is not None]
             return sum(counts) if len(counts) == len(elements) else None
         if node.operator in _PRODUCTS and inputs[0]:
-            # Flags say which side of the second matrix is which; the longer one is a bound.
+            # Flags may transpose the second matrix; its longer side is an upper bound.
             *batches, high, wide = (1, 1, *inputs[1])
             rows, several = _elements(inputs[0][:-1]), _elements(batches)
             if None not in (rows, several, high, wide):
@@ -141,14 +142,14 @@ def _padded(node: XnnNode, source: Sizes) -> Sizes:
 
 
 def window(node: XnnNode, axis: str, size: int) -> tuple[int, int, int]:
-    """Return the span of a window, what it slides over with its padding, and its stride.
+    """Return the span of a window, the padded input size and the stride.
 
     Args:
         node: A node of ``WINDOWS``.
-        size: Size of its input along the axis.
+        size: Size of the input along the axis.
     """
     kind, step = WINDOWS[node.operator]
-    # The runtime never reads the dilation of an average pool.
+    # The runtime ignores the dilation of an average pool.
     averages = node.operator is XnnOperator.AVG_POOLING_2D
     apart = 1 if averages else node.number(f"dilation_{axis}")
     span = (node.number(f"{kind}_{axis}") - 1) * apart + 1
@@ -158,7 +159,7 @@ def window(node: XnnNode, axis: str, size: int) -> tuple[int, int, int]:
 
 
 def _slid(node: XnnNode, source: Sizes, result: Sizes) -> Sizes | None:
-    """Return the sizes of what a window gives, [batch, height, width, channels]."""
+    """Return the output sizes of a sliding window, [batch, height, width, channels]."""
     if len(source) != 4 or len(result) != 4:
         return None
 

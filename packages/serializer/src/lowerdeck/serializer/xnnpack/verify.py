@@ -1,4 +1,4 @@
-"""Checks of an XNNPACK payload that the runtime itself lacks."""
+"""Checks of an XNNPACK payload that the runtime lacks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from lowerdeck.serializer.xnnpack.operators import XnnDatatype
 from lowerdeck.serializer.xnnpack.verify_nodes import NodeVerifier, damaged
 
 _MAX_EXTERNALS = 4096
-# The runtime multiplies sizes and takes memory for them before it looks at the arguments.
+# The runtime multiplies sizes and allocates memory before it checks the arguments.
 _MAX_ELEMENTS = 1 << 31
 
-# What the program's tensors must be; an index is an int32 that the runtime widens in place.
+# Accepted types of the program's tensors; the runtime widens int32 indices in place.
 _PROGRAM_TYPES = {
     XnnDatatype.FP32: {ScalarType.FLOAT},
     XnnDatatype.FP16: {ScalarType.HALF},
@@ -31,11 +31,11 @@ def verify_payload(graph: XnnGraph, named: Mapping[str, int]) -> None:
     """Check that the official runtime can load a payload and run it.
 
     Args:
-        named: Number of bytes of each entry of the file's named data; an entry that is missing
-            may come with another file.
+        named: Size in bytes of each named data entry of the file; other files may provide missing
+            ones.
 
     Raises:
-        FormatError: The runtime would crash, hang or compute nonsense; the message says why.
+        FormatError: The runtime would crash, hang or compute wrong values; the message says why.
     """
     if graph.num_externs > _MAX_EXTERNALS:
         raise damaged(f"found {graph.num_externs} arguments, expected at most {_MAX_EXTERNALS}")
@@ -43,7 +43,7 @@ def verify_payload(graph: XnnGraph, named: Mapping[str, int]) -> None:
     arguments: set[int] = set()
     for value in graph.values:
         if value.id in values:
-            raise damaged(f"found two of XNNPACK value {value.id}, expected one")
+            raise damaged(f"found two XNNPACK values with the id {value.id}, expected one")
         if value.external_id is not None and value.external_id in arguments:
             raise damaged(f"found two XNNPACK values for the argument {value.external_id}")
         values[value.id] = value
@@ -58,10 +58,10 @@ def verify_call(graph: XnnGraph, tensors: Sequence[schema.KernelTypes]) -> None:
     """Check the arguments of one call of a payload.
 
     Args:
-        tensors: The values that the call passes, inputs and then outputs.
+        tensors: The arguments of the call, inputs and then outputs.
 
     Raises:
-        FormatError: Too few, or tensors that the payload cannot take.
+        FormatError: Arguments are missing, or the payload does not support one.
     """
     if len(tensors) < graph.num_externs:
         raise damaged(
@@ -100,7 +100,7 @@ def _verify_value(graph: XnnGraph, value: XnnValue, named: Mapping[str, int]) ->
     if value.flags not in (0, XnnValue.INPUT, XnnValue.OUTPUT):
         raise damaged(f"found the flags {value.flags} of {label}, expected 0, 1 or 2")
     if bool(value.flags) != (value.external_id is not None):
-        raise damaged(f"found {label}, of which flags and external id disagree")
+        raise damaged(f"found {label}, whose flags and external id disagree")
     if value.external_id is not None and value.external_id >= graph.num_externs:
         raise damaged(f"found {label} as argument {value.external_id} of {graph.num_externs}")
     elements = prod(value.shape)
@@ -118,7 +118,7 @@ def _verify_scales(
 ) -> None:
     label = f"XNNPACK value {value.id}"
     if not 0 <= scales.channel_dim < len(value.shape):
-        raise damaged(f"found the dimension {scales.channel_dim} of channels of {label}")
+        raise damaged(f"found channel dimension {scales.channel_dim} of {label}")
     count, width = value.shape[scales.channel_dim], 4
     if scales.scheme == "group":
         if scales.group_size < 1:
@@ -140,7 +140,7 @@ def _verify_constant(
         if constant.offset + max(constant.size, needed) > inside:
             raise damaged(
                 f"found {label} at {constant.offset} of {inside} bytes of constants, expected "
-                f"{needed} there"
+                f"{needed} bytes there"
             )
     elif named.get(constant.key, needed) < needed:
         raise damaged(
@@ -149,20 +149,20 @@ def _verify_constant(
 
 
 def _verify_order(graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
-    """Refuse values without a producer, with two producers, or in a cycle."""
+    """Raise if a value has no producer or two producers, or is in a cycle."""
     makers: dict[int, int] = {}
     for number, node in enumerate(graph.nodes):
         for result in node.outputs:
             value = values[result]
             if result in makers or value.constant or value.flags == XnnValue.INPUT:
                 raise damaged(
-                    f"found value {result} as the result of {node.operator.label}, which has a "
-                    "source already"
+                    f"found value {result} as the result of {node.operator.label}, which already "
+                    "has a producer"
                 )
             makers[result] = number
     for value in graph.values:
         if value.flags == XnnValue.OUTPUT and value.id not in makers:
-            raise damaged(f"found the output {value.id}, which no node makes")
+            raise damaged(f"found the output {value.id}, which no node produces")
     sources: dict[int, set[int]] = {}
     for number, node in enumerate(graph.nodes):
         read = {
@@ -172,10 +172,10 @@ def _verify_order(graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
         }
         for operand in read - makers.keys():
             raise damaged(
-                f"found value {operand} as input of {node.operator.label}, which no node makes"
+                f"found value {operand} as input of {node.operator.label}, which no node produces"
             )
         sources[number] = {makers[operand] for operand in read}
     try:
         TopologicalSorter(sources).prepare()
     except CycleError as error:
-        raise damaged("found nodes that wait for each other") from error
+        raise damaged("found a dependency cycle of nodes") from error

@@ -10,25 +10,26 @@ from lowerdeck.serializer.xnnpack.graph import XnnGraph, XnnNode, XnnValue
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
 from lowerdeck.serializer.xnnpack.sizes import WINDOWS, RealSizes, window
 
-_MAX_FIELD = 1 << 24
-# Beginnings of the names of fields that must not be 0.
+_MAX_FIELD = 1 << 24  # larger sizes, strides and dilations are taken as mistakes
+# First words of the names of fields that must not be 0.
 _FROM_ONE = {"kernel", "subsampling", "dilation", "groups", "group", "pooling", "stride"}
+# Tables of operators whose weights the runtime packs at load.
 _PACKING = ("FullyConnected", "Convolution")
 
 
 def damaged(reason: str) -> ContentError:
-    """Return the error that says what is wrong with a payload."""
+    """Return the error for an invalid payload."""
     return ContentError(reason, field="XNNPACK payload")
 
 
 class NodeVerifier:
-    """Checks the nodes of one graph, whose values are verified."""
+    """Checks the nodes of one graph with verified values."""
 
     def __init__(self, graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
-        """Make a verifier.
+        """Create a verifier.
 
         Args:
-            values: Its values by their ids.
+            values: The graph's values by id.
         """
         self._graph = graph
         self._values = values
@@ -37,7 +38,7 @@ class NodeVerifier:
         """Check all nodes.
 
         Raises:
-            FormatError: One of them refers to nothing, or is not safe to run.
+            FormatError: A node refers to a missing value, or is not safe to run.
         """
         packed: set[int] = set()
         sizes = RealSizes(self._values)
@@ -46,8 +47,8 @@ class NodeVerifier:
                 for number in ids:
                     if number not in self._values:
                         raise damaged(
-                            f"found value {number} as {kind} of {node.operator.label}, which is "
-                            "not there"
+                            f"found value {number} as {kind} of {node.operator.label}, which "
+                            "does not exist"
                         )
             self._verify_fields(node)
             self._verify_lists(node)
@@ -63,22 +64,22 @@ class NodeVerifier:
                 if number in packed and self._values[number].constant:
                     raise damaged(
                         f"found the constant {number} as a filter or bias, and as an input of "
-                        f"{node.operator.label}: the runtime frees it after the first and crashes "
-                        "at the second if the file is mapped; make it two values"
+                        f"{node.operator.label}: the runtime frees it after packing and crashes "
+                        "at the second use if the file is mapped; use two values"
                     )
 
     def _verify_declared(self, node: XnnNode, most: int | None) -> None:
-        """Refuse a value that declares more than its node gives: it costs so much memory."""
+        """Raise if a value declares, and so allocates, more elements than its node produces."""
         result = self._values[node.outputs[0]]
-        # What varies may be declared as 0.
+        # Dynamic sizes may be declared as 0.
         if most and result.external_id is None and prod(result.shape) > most:
             raise damaged(
                 f"found the sizes {result.shape} of XNNPACK value {result.id}, expected at most "
-                f"{most} elements, which {node.operator.label} gives"
+                f"{most} elements, the output of {node.operator.label}"
             )
 
     def _verify_fields(self, node: XnnNode) -> None:
-        """Refuse sizes, strides and dilations that the runtime divides by or multiplies."""
+        """Check sizes, strides and dilations, which the runtime divides by or multiplies."""
         for name, setting in node.parameters.items():
             if isinstance(setting, tuple):
                 if setting and max(setting) > _MAX_FIELD:
@@ -87,7 +88,7 @@ class NodeVerifier:
             if name == "flags" or isinstance(setting, float):
                 continue
             first = name.partition("_")[0]
-            # The runtime never reads the dilation of an average pool.
+            # The runtime ignores the dilation of an average pool.
             unread = first == "dilation" and node.operator is XnnOperator.AVG_POOLING_2D
             least = int(first in _FROM_ONE and not unread)
             if not least <= setting <= _MAX_FIELD:
@@ -101,7 +102,7 @@ class NodeVerifier:
         if not lists:
             return
         count = node.parameters.get("num_dims")
-        # Only a pad has no field for the count, and takes the rank of its input.
+        # Only a pad has no field for the count; it uses the rank of its input.
         rank = count if isinstance(count, int) else len(self._values[node.inputs[0]].shape)
         for name, items in lists.items():
             if len(items) < rank or rank > XnnGraph.MAX_RANK:
@@ -111,10 +112,10 @@ class NodeVerifier:
                 )
         order = lists.get("perm", ())[:rank]
         if node.operator is XnnOperator.STATIC_TRANSPOSE and sorted(order) != list(range(rank)):
-            raise damaged(f"found the order {order}, expected one of {rank} sizes")
+            raise damaged(f"found the order {order}, expected a permutation of {rank} dimensions")
 
     def _verify_window(self, node: XnnNode, sizes: Sequence[int | None]) -> None:
-        """Refuse windows larger than their padded input: their results crash the runtime."""
+        """Raise if a window is larger than its padded input, which crashes the runtime."""
         same = node.number("flags") & XnnNode.SAME_PADDING
         if node.operator not in WINDOWS or same or len(sizes) != 4:
             return
@@ -124,12 +125,12 @@ class NodeVerifier:
             span, padded, _ = window(node, axis, size)
             if span > padded:
                 raise damaged(
-                    f"found a window of {node.operator.label} that spans {span} of a {axis} of "
-                    f"{padded} with its padding, expected one that fits"
+                    f"found a window of {node.operator.label} that spans {span}, expected at "
+                    f"most the padded {axis} {padded}"
                 )
 
     def _verify_packing(self, node: XnnNode) -> None:
-        """Refuse weights that the runtime reads beyond their end, or again once it freed them."""
+        """Raise if the runtime would read weights beyond their end, or after freeing them."""
         label = node.operator.label
         source, filters, *more = (self._values[number] for number in node.inputs)
         for bias in more:
@@ -143,7 +144,7 @@ class NodeVerifier:
         outputs, expected = _filter_sizes(node, filters)
         if expected is not None and filters.shape != expected:
             raise damaged(
-                f"found a filter {filters.shape} of {label}, expected {expected} by its fields"
+                f"found a filter {filters.shape} of {label}, expected {expected} from its fields"
             )
         for bias in more:
             if prod(bias.shape) < outputs:
@@ -153,13 +154,13 @@ class NodeVerifier:
         four_bits = (source.dtype, filters.dtype) == (XnnDatatype.FP32, XnnDatatype.QCINT4)
         if four_bits and node.number("flags") & XnnNode.TRANSPOSE_WEIGHTS:
             raise damaged(
-                f"found a {label} of floats by a transposed filter of 4 bits, on which the "
+                f"found a {label} of floats with a transposed filter of 4 bits, on which the "
                 "runtime crashes"
             )
 
 
 def _filter_sizes(node: XnnNode, filters: XnnValue) -> tuple[int, tuple[int, ...] | None]:
-    """Return how many outputs a filter has, and the sizes that fields demand of it, if any do."""
+    """Return the number of outputs of a filter, and the sizes that its fields require, or None."""
     if node.operator is XnnOperator.FULLY_CONNECTED:
         sizes = filters.shape
         return (
