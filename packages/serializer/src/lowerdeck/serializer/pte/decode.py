@@ -65,8 +65,8 @@ class ProgramDecoder:
         """Return the positions of the parts of every method."""
         tables = []
         for at in self.reader.tables(self.execution_plan, "Program.execution_plan"):
-            name, *rest = self.reader.fields("ExecutionPlan", at)
-            tables.append(PlanTable(self.reader.string(name, "ExecutionPlan.name"), at, *rest))
+            name, *vectors = self.reader.fields("ExecutionPlan", at)
+            tables.append(PlanTable(self.reader.string(name, "ExecutionPlan.name"), at, *vectors))
         return tuple(tables)
 
     def plan(self, table: PlanTable) -> schema.ExecutionPlan:

@@ -157,7 +157,7 @@ class SegmentResolver:
         if table is None or table.segment_index >= len(self.segments):
             return {}
         outer = self.segments[table.segment_index]
-        whole = self.segment(table.segment_index, "Program.constant_segment.segment_index")
+        outer_data = self.segment(table.segment_index, "Program.constant_segment.segment_index")
         starts = {
             self.segments[index].offset - outer.offset
             for index in named
@@ -168,7 +168,7 @@ class SegmentResolver:
         for start in sorted(start for start in starts if 0 < start < outer.size):
             # Each byte is read once: a run of zeros that reaches the previous start is continued
             # there.
-            zero_count = trailing_zeros(whole[before:start])
+            zero_count = trailing_zeros(outer_data[before:start])
             zeros = zero_count + zeros if zero_count == start - before else zero_count
             paddings[outer.offset + start] = min(zeros, _MAX_PADDING)
             before = start
@@ -185,7 +185,7 @@ class SegmentResolver:
         offsets = table.offsets
         if len(offsets) < 2:
             return [schema.Buffer(b"")]
-        whole = self.segment(table.segment_index, f"{where}.segment_index")
+        data = self.segment(table.segment_index, f"{where}.segment_index")
         aliases = self._inner_segments(table.segment_index) if padded else {}
         alignment = tensor_alignment(self.container, offsets) if padded else 1
         # Entries with the same offset share bytes: the longest use counts for all.
@@ -194,41 +194,41 @@ class SegmentResolver:
             used = used_at.get(offset, 0)
             if index in use:
                 used = used_at[offset] = max(used, use[index])
-            if offset + used > len(whole):
+            if offset + used > len(data):
                 raise SegmentError(
-                    f"found {used} bytes from {offset} on in a segment of {len(whole)} bytes",
+                    f"found {used} bytes from {offset} on in a segment of {len(data)} bytes",
                     field=f"{where}.offsets[{index}]",
                 )
         lengths: dict[int, int] = {}
         starts = sorted(set(offsets[1:]))
-        for offset, follower in zip_longest(starts, starts[1:], fillvalue=len(whole)):
+        for offset, follower in zip_longest(starts, starts[1:], fillvalue=len(data)):
             used = used_at.get(offset, 0)
-            length = len(whole) - offset
+            length = len(data) - offset
             # There is no padding after the last entry.
-            if follower < len(whole):
+            if follower < len(data):
                 length = follower - offset
                 reach = lcm(alignment, aliases.get(follower, (0, 1))[1])
-                tail = whole[offset + used : follower]
+                tail = data[offset + used : follower]
                 if offset in used_at and len(tail) < reach and trailing_zeros(tail) == len(tail):
                     length = used
             lengths[offset] = max(length, used)
-        if sum(lengths.values()) > MAX_OVERLAP * len(whole):
+        if sum(lengths.values()) > MAX_OVERLAP * len(data):
             raise LimitError(
                 f"found overlapping contents of {sum(lengths.values())} bytes in a segment of "
-                f"{len(whole)}, expected at most {MAX_OVERLAP} times its size",
+                f"{len(data)}, expected at most {MAX_OVERLAP} times its size",
                 field=f"{where}.offsets",
             )
         # One view per range, so that equal contents can be found by identity.
-        views = {offset: whole[offset : offset + length] for offset, length in lengths.items()}
+        views = {offset: data[offset : offset + length] for offset, length in lengths.items()}
         return [schema.Buffer(b""), *(schema.Buffer(views[offset]) for offset in offsets[1:])]
 
     def _inner_segments(self, outer: int) -> dict[int, tuple[int, int]]:
         """Return size and alignment of segments inside another, by their offset within it."""
-        whole = self.segments[outer]
+        parent = self.segments[outer]
         inner: dict[int, tuple[int, int]] = {}
         for index, segment in enumerate(self.segments):
-            start = segment.offset - whole.offset
-            if index == outer or not segment.size or not 0 <= start <= whole.size - segment.size:
+            start = segment.offset - parent.offset
+            if index == outer or not segment.size or not 0 <= start <= parent.size - segment.size:
                 continue
             alignment = lcm(self.alignments.shared, self.alignments.own[index])
             size, _ = inner.get(start, (0, 1))

@@ -250,11 +250,11 @@ class ChainVerifier:
             for index in args[: len(kernel.arguments)]
             if isinstance(tensor := self._plan.values[index].val, schema.Tensor)
         }
-        odd = kinds & _UNUSABLE
-        if odd:
+        unsupported = kinds & _UNUSABLE
+        if unsupported:
             self._refuse(
-                f"found tensors of {odd} as arguments of {kernel.name}, which does not support "
-                "them"
+                f"found tensors of {unsupported} as arguments of {kernel.name}, which does not "
+                "support them"
             )
         if kinds & _COMPLEX and kinds - _COMPLEX and "mixed" not in kernel.words:
             self._refuse(

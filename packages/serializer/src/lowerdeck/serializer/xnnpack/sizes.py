@@ -91,10 +91,10 @@ class RealSizes:
             return sum(counts) if len(counts) == len(elements) else None
         if node.operator in _PRODUCTS and inputs[0]:
             # Flags may transpose the second matrix; its longer side is an upper bound.
-            *batches, high, wide = (1, 1, *inputs[1])
-            rows, several = _elements(inputs[0][:-1]), _elements(batches)
-            if None not in (rows, several, high, wide):
-                return (rows or 0) * (several or 0) * max(high or 0, wide or 0)
+            *batches, height, width = (1, 1, *inputs[1])
+            rows, batch_count = _elements(inputs[0][:-1]), _elements(batches)
+            if None not in (rows, batch_count, height, width):
+                return (rows or 0) * (batch_count or 0) * max(height or 0, width or 0)
         return None
 
     def _after(self, node: XnnNode) -> Sizes | None:
@@ -138,7 +138,7 @@ def _wider(left: int | None, right: int | None) -> int | None:
 
 def _padded(node: XnnNode, source: Sizes) -> Sizes:
     sides = zip(source, node.numbers("pre_paddings"), node.numbers("post_paddings"), strict=False)
-    return tuple(None if size is None else size + low + high for size, low, high in sides)
+    return tuple(None if size is None else size + before + after for size, before, after in sides)
 
 
 def window(node: XnnNode, axis: str, size: int) -> tuple[int, int, int]:
@@ -150,9 +150,9 @@ def window(node: XnnNode, axis: str, size: int) -> tuple[int, int, int]:
     """
     kind, step = WINDOWS[node.operator]
     # The runtime ignores the dilation of an average pool.
-    averages = node.operator is XnnOperator.AVG_POOLING_2D
-    apart = 1 if averages else node.number(f"dilation_{axis}")
-    span = (node.number(f"{kind}_{axis}") - 1) * apart + 1
+    is_average = node.operator is XnnOperator.AVG_POOLING_2D
+    dilation = 1 if is_average else node.number(f"dilation_{axis}")
+    span = (node.number(f"{kind}_{axis}") - 1) * dilation + 1
     before, after = ("top", "bottom") if axis == "height" else ("left", "right")
     padding = node.number(f"padding_{before}") + node.number(f"padding_{after}")
     return span, size + padding, max(1, node.number(f"{step}_{axis}"))

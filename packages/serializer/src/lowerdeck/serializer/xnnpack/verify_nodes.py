@@ -59,8 +59,8 @@ class NodeVerifier:
                 self._verify_packing(node)
                 packed.update(node.inputs[1:])
         for node in self._graph.nodes:
-            kept = node.inputs[:1] if node.operator.table in _PACKING else node.inputs
-            for number in kept:
+            unpacked = node.inputs[:1] if node.operator.table in _PACKING else node.inputs
+            for number in unpacked:
                 if number in packed and self._values[number].constant:
                     raise damaged(
                         f"found the constant {number} as a filter or bias, and as an input of "
@@ -98,7 +98,9 @@ class NodeVerifier:
                 )
 
     def _verify_lists(self, node: XnnNode) -> None:
-        lists = {name: it for name, it in node.parameters.items() if isinstance(it, tuple)}
+        lists = {
+            name: items for name, items in node.parameters.items() if isinstance(items, tuple)
+        }
         if not lists:
             return
         count = node.parameters.get("num_dims")
