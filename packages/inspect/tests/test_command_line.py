@@ -210,7 +210,7 @@ def test_empty_data_are_shown_and_have_no_page(tmp_path: Path, shell: Any) -> No
     assert shell("inspect", path).out.splitlines()[0].endswith("0 entries")
     shell("verify", path)
     told = shell("inspect", path, "--html", tmp_path / "page.html", status=2).err
-    assert "leave --html away" in told
+    assert "omit --html" in told
     assert [one.name for one in tmp_path.iterdir()] == ["none.ptd"]
 
 

@@ -59,7 +59,7 @@ def test_inspect_tells_operators_types_scales_and_bytes(tmp_path: Path, shell: A
     assert first["payload"]["constant_bytes"] == 54 + 8
     (line,) = first["payload"]["nodes"]
     assert line.startswith("Conv2d(qint8[1, 4, 4, 3] scale 0.5 zero -3, qcint8[2, 3, 3, 3]")
-    assert "scales found at run time" in second["payload"]["nodes"][1]
+    assert "scales computed at run time" in second["payload"]["nodes"][1]
     assert "scales for each 32 constant of 64 B" in second["payload"]["nodes"][1]
     assert third["payload"] is None
     assert "TruncatedError: file at byte 0: found 1 bytes" in third["closed"]

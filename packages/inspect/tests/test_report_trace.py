@@ -75,7 +75,7 @@ def test_samples_are_few_and_finite() -> None:
 )
 def test_what_is_no_trace_is_one_error(text: str) -> None:
     with pytest.raises(
-        pte.TraceError, match="expected a trace as `lowerdeck run FILE --trace OUT`"
+        pte.TraceError, match="expected a trace from `lowerdeck run FILE --trace OUT`"
     ):
         inspect.html_report(add_program(), trace=text)
 

@@ -1,7 +1,7 @@
 """The entry point of the script ``lowerdeck``.
 
-It is not part of a package: importing ``lowerdeck.inspect`` first takes tenths of a second, in
-which Ctrl-C would print a traceback.
+Not part of a package: importing ``lowerdeck.inspect`` takes tenths of a second, during which
+Ctrl-C would print a traceback.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command of ``lowerdeck`` and return its exit status.
 
     Args:
-        arguments: What comes after ``lowerdeck`` on the command line. By default ``sys.argv``,
-            and the process is the script's own: Ctrl-C ends it at once while it loads.
+        arguments: The command line after ``lowerdeck``. By default ``sys.argv``; Ctrl-C then ends
+            the process immediately while it loads.
 
     Returns:
         As ``lowerdeck.inspect.command_line.main``.
 
     Raises:
-        SystemExit: The arguments are wrong, or help or the version was requested.
+        SystemExit: The arguments are invalid, or help or the version was requested.
 
     Example:
         >>> import contextlib, io
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     if arguments is not None or "--debug" in words:
-        # Here and below, as it takes long enough to be interrupted.
+        # Imported here and below, because the import may be interrupted.
         from lowerdeck.inspect.command_line import run_command
 
         return run_command(words)
@@ -48,27 +48,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from lowerdeck.inspect.command_line import run_command
         return run_command(words, _ended_by_interrupts)
     except KeyboardInterrupt:
-        # Between two who take it.
+        # Interrupted between two handlers.
         return _INTERRUPTED
 
 
 @contextmanager
 def _ended_by_interrupts(name: str) -> Iterator[None]:
-    """Let Ctrl-C end the process with one line and status 130, while nothing else is done inside.
+    """Let Ctrl-C end the process with one line and status 130; only for imports.
 
-    An exception would not do where modules are imported: extensions of C forget it, turn it into
-    an error of theirs, or leave modules of which the next import fails.
+    An exception is unreliable during imports: C extensions ignore it, convert it to another error,
+    or leave modules whose next import fails.
     """
     before = signal.getsignal(signal.SIGINT)
     if not callable(before):
-        # Ignored, as in the background of a shell.
+        # Ignored, as in a background process of a shell.
         yield
         return
 
     def end(_number: int, _frame: FrameType | None) -> None:
         line = f"{' '.join(('lowerdeck', name)).rstrip()}: interrupted\n"
         try:
-            # Not through sys.stderr, which may be in the midst of writing, or be none.
+            # Not through sys.stderr, which may be writing already, or None.
             os.write(2, line.encode("ascii", "backslashreplace"))
         finally:
             end_process(_INTERRUPTED)

@@ -1,11 +1,12 @@
 """The ``lowerdeck`` command, and HTML pages of ExecuTorch files, without torch."""
 
-# ruff: noqa: F403, F405  (`__all__` lists the names once, a type checker finds them by the stars)
+# ruff: noqa: F403, F405 (`__all__` lists the names once; type checkers resolve them through the
+# star imports)
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # ``__all__`` says which of their names are public
+if TYPE_CHECKING:  # ``__all__`` selects their public names
     from lowerdeck.inspect.commands.answers import *
     from lowerdeck.inspect.commands.paths import *
     from lowerdeck.inspect.commands.protocol import *
@@ -36,7 +37,7 @@ __all__ = [
     "PayloadValue",
 ]
 
-# In the order in which they are searched: all packages need what is first, few draw pages.
+# Search order: all packages need the first modules, few draw pages.
 _MODULES = (
     *("commands.answers", "commands.paths", "installed", "commands.protocol"),
     *("report.payloads.graph", "report.page", "report.documents"),
@@ -45,7 +46,7 @@ _MODULES = (
 if not TYPE_CHECKING:  # A type checker would accept any name.
 
     def __getattr__(name: str) -> Any:
-        """Return a name whose module is imported at its first use."""
+        """Return a public name, importing its module on first use."""
         for module in _MODULES if name in __all__ else ():
             submodule = importlib.import_module(f"{__name__}.{module}")
             if hasattr(submodule, name):

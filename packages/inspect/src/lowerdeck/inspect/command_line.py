@@ -1,7 +1,7 @@
 """Find, load and run the commands of installed packages.
 
-Commands are entry points of the group ``lowerdeck.commands``. Only the one that is called is
-imported, so that commands that read files never import torch.
+Commands are entry points of the group ``lowerdeck.commands``. Only the called command is imported,
+so that commands that read files never import torch.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     Args:
-        arguments: What comes after ``lowerdeck`` on the command line; ``sys.argv`` by default.
+        arguments: The command line after ``lowerdeck``; ``sys.argv`` by default.
 
     Returns:
-        What the command returns, or the :class:`ExitStatus` of the error that ended it.
+        The command's result, or the :class:`ExitStatus` of the error that ended it.
 
     Raises:
-        SystemExit: The arguments are wrong, or help or the version was requested.
+        SystemExit: The arguments are invalid, or help or the version was requested.
 
     Example:
         >>> import contextlib, io
@@ -78,27 +78,28 @@ def run_command(
     """Run one command and return its exit status.
 
     Args:
-        arguments: What comes after ``lowerdeck`` on the command line.
-        loading: Called with the command's name, gives what its module is imported inside.
+        arguments: The command line after ``lowerdeck``.
+        loading: Returns, for the command's name, a context manager around the import of its
+            module.
 
     Raises:
-        SystemExit: The arguments are wrong, or help or the version was requested.
+        SystemExit: The arguments are invalid, or help or the version was requested.
     """
     name = arguments[0] if arguments else ""
-    # Known before anything is parsed or loaded, for that can fail as well.
+    # Parsing and loading may fail, so the option is read first.
     debug = "--debug" in arguments
     with _any_encoding(), _interrupts() as interrupted:
         try:
             status = _run(arguments, loading)
             flush_stdout()
         except BrokenPipeError:
-            # The reader of the output (``| head``) went away, which is not an error.
+            # The reader of the output (``| head``) closed the pipe, which is not an error.
             _let_go_of_stdout()
             return ExitStatus.DONE
         except (Exception, KeyboardInterrupt) as error:
             if debug:
                 _show_traceback(error)
-            # A module that is interrupted while it is imported may raise anything.
+            # An import that is interrupted may raise any exception.
             if interrupted or isinstance(error, KeyboardInterrupt):
                 complain(name, "interrupted")
                 return ExitStatus.INTERRUPTED
@@ -120,7 +121,7 @@ def _run(arguments: list[str], loading: Loading | None) -> int:
         say(*_versions().splitlines())
         return ExitStatus.DONE
     name = arguments[0]
-    # A command that reads files imports no library that warns, nor logging.
+    # Commands that read files import no library that warns, nor logging.
     ours = COMMANDS.get(name, ("", ""))[0] == "lowerdeck-inspect"
     with nullcontext() if ours or "--debug" in arguments else _quiet_libraries():
         with loading(name) if loading else nullcontext():
@@ -129,7 +130,7 @@ def _run(arguments: list[str], loading: Loading | None) -> int:
 
 
 def _quiet_libraries() -> AbstractContextManager[None]:
-    # Looking at a file needs no logging.
+    # Commands that read files need no logging.
     from lowerdeck.inspect.commands.quiet import quiet_libraries
 
     return quiet_libraries()
@@ -138,9 +139,9 @@ def _quiet_libraries() -> AbstractContextManager[None]:
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:
     parser = _Parser(prog=f"lowerdeck {name}", description=command.help, epilog=EXIT_STATUS_HELP)
     command.configure(parser)
-    # A command that has an option of that name keeps its own.
+    # A command may have its own option of that name.
     with suppress(argparse.ArgumentError):
-        parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        parser.add_argument("--debug", action="store_true", help="show the traceback of errors")
     return parser
 
 
@@ -159,10 +160,10 @@ def root_parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports help that cannot be written, and keeps usage errors off stdout."""
+    """Parser that reports failures to write help, and never prints usage errors to stdout."""
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        # argparse does not report that it could not write.
+        # argparse ignores errors of writing.
         with printing():
             print(self.format_help(), end="", file=file)
         flush_stdout()
@@ -171,7 +172,7 @@ class _Parser(argparse.ArgumentParser):
         if is_closed("stderr"):
             # argparse would print to stdout instead.
             raise SystemExit(ExitStatus.USAGE)
-        # Not by ``exit``, whose message would be the user's text as it is.
+        # Not by ``exit``, which would print the user's text unescaped.
         self.print_usage(sys.stderr)
         complain(self.prog.partition(" ")[2], f"error: {message}")
         raise SystemExit(ExitStatus.USAGE)
@@ -185,15 +186,15 @@ def _end(name: str, error: Exception) -> ExitStatus:
         return status
     complain(
         name,
-        f"this is a bug in lowerdeck, not in your input: {type(error).__name__}: {error}; --debug "
-        "shows where, please report it",
+        f"this is a bug in lowerdeck, not in your input: {type(error).__name__}: {error}; please "
+        "report it with the traceback that --debug shows",
     )
     return ExitStatus.FAILED
 
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Yield a list that is empty until Ctrl-C; a handler of the host stays installed."""
+    """Yield a list that is empty until Ctrl-C; other handlers stay installed."""
     seen: list[int] = []
 
     def noted(number: int, frame: FrameType | None) -> None:
@@ -213,10 +214,10 @@ def _interrupts() -> Iterator[list[int]]:
 
 @contextmanager
 def _any_encoding() -> Iterator[None]:
-    """Print characters that the terminal's encoding lacks as escapes.
+    """Print characters outside the terminal's encoding as escapes.
 
-    No other handler of errors does: not ``surrogateescape``, which Python chooses in the C locale,
-    and those that never fail drop letters of names.
+    Other error handlers fail, such as ``surrogateescape``, Python's choice in the C locale, or
+    drop letters of names.
     """
     with ExitStack() as stack:
         for stream in (sys.stdout, sys.stderr):
@@ -233,7 +234,7 @@ def _set_errors(stream: TextIOWrapper, errors: str) -> None:
 
 
 def _let_go_of_stdout() -> None:
-    """Discard Python's last flush of the output, which would fail again."""
+    """Discard Python's final flush of the output, which would fail again."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -247,7 +248,7 @@ def _load(name: str, entries: Mapping[str, EntryPoint]) -> Command:
             "",
             f"{COMMANDS[name][0]} is not installed: pip install {COMMANDS[name][0]}"
             if name in COMMANDS
-            else f"there is no command {name!r}; installed are: {names}",
+            else f"there is no command {name!r}; installed commands: {names}",
         )
         raise SystemExit(ExitStatus.USAGE)
     try:
@@ -255,14 +256,14 @@ def _load(name: str, entries: Mapping[str, EntryPoint]) -> Command:
     except (Exception, SystemExit) as error:
         raise CommandError(
             f"this command ({entries[name].value}) cannot be loaded: {type(error).__name__}: "
-            f"{error}; --debug shows where",
+            f"{error}; --debug shows the traceback",
             ExitStatus.FAILED,
         ) from error
     return command
 
 
 def _versions() -> str:
-    """Return the installed packages of ours with their versions, one in a line."""
+    """Return the installed Lowerdeck packages with their versions, one per line."""
     versions = {
         distribution.metadata["Name"]: distribution.version
         for distribution in distributions()
@@ -272,7 +273,7 @@ def _versions() -> str:
 
 
 def _description(name: str, entries: Mapping[str, EntryPoint]) -> str:
-    """Return one line about a command without importing it."""
+    """Return the one-line description of a command without importing it."""
     if name in COMMANDS:
         return COMMANDS[name][1]
     distribution = entries[name].dist
@@ -282,7 +283,7 @@ def _description(name: str, entries: Mapping[str, EntryPoint]) -> str:
 
 
 def _menu(entries: Mapping[str, EntryPoint]) -> str:
-    """List the installed commands: Lowerdeck's in the order of use, then others by name."""
+    """Return the help text: Lowerdeck's installed commands in order of use, then others."""
     names = [name for name in COMMANDS if name in entries]
     names += sorted(entries.keys() - COMMANDS.keys())
     width = max(map(len, names), default=0)

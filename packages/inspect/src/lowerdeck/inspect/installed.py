@@ -13,21 +13,18 @@ def installed_entries(group: str, name: str | None = None) -> list[EntryPoint]:
     """Return the entry points of a group.
 
     Args:
-        name: Return entries of this name only; all if None.
+        name: Name of the entries to return, None for all.
 
     Returns:
-        The entries, in the order in which they are found.
+        The entries in search order.
     """
-    # An eighth of this package's import time, and only commands and registries need it.
+    # This import takes an eighth of the package's import time; only commands and registries need
+    # it.
     from importlib.metadata import entry_points
 
     return [entry for entry in entry_points(group=group) if name in (None, entry.name)]
 
 
 def plain_name(name: str) -> str:
-    """Return a distribution's name, normalized as indexes compare them.
-
-    Args:
-        name: As it was written.
-    """
+    """Return the normalized name of a distribution."""
     return re.sub(r"[-_.]+", "-", name).lower()

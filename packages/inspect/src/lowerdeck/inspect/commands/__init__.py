@@ -1,1 +1,1 @@
-"""The commands of the ``lowerdeck`` script that this package brings; none imports torch."""
+"""The commands of the ``lowerdeck`` script in this package; none imports torch."""

@@ -16,9 +16,9 @@ _LONGEST = 2000
 class ExitStatus(IntEnum):
     """Exit statuses of ``lowerdeck``.
 
-    ``DONE``; ``DIFFERS``: a comparison found a difference; ``USAGE``: wrong arguments;
-    ``BAD_INPUT``: a file or program is wrong or missing; ``FAILED``: right input, but something
-    is missing or full here, or we are at fault; ``INTERRUPTED``: by Ctrl-C.
+    ``DONE``; ``DIFFERS``: a comparison found a difference; ``USAGE``: invalid arguments;
+    ``BAD_INPUT``: a file or program is invalid or missing; ``FAILED``: valid input, but a missing
+    requirement, a full disk or a bug; ``INTERRUPTED``: by Ctrl-C.
     """
 
     DONE = 0
@@ -36,7 +36,7 @@ EXIT_STATUS_HELP = (
 
 
 class CommandError(Exception):
-    """A command cannot do its task; the message is all that its user sees.
+    """A command failed; only the message is shown to the user.
 
     Attributes:
         exit_status: The command's exit status.
@@ -48,10 +48,10 @@ class CommandError(Exception):
 
 
 def say(*lines: str) -> None:
-    """Print lines with names from files, escaped so that they cannot control the terminal.
+    """Print lines, escaping control characters of names from files.
 
     Args:
-        lines: The lines; what is not plainly visible in them is escaped.
+        lines: The lines; unprintable and invisible characters are escaped.
     """
     with printing():
         for line in lines:
@@ -60,13 +60,13 @@ def say(*lines: str) -> None:
 
 @contextmanager
 def printing() -> Iterator[None]:
-    """Name the output where it cannot be written, as a full disk under it: it has no path.
+    """Convert errors of writing to stdout, such as a full disk, to errors that name it.
 
-    Without an output (``>&-``) Python has no ``sys.stdout``, and prints into nothing.
+    With a closed output (``>&-``) ``sys.stdout`` is None and printing does nothing.
 
     Raises:
-        CommandError: It cannot be written, or is closed.
-        BrokenPipeError: Its reader closed the pipe, which callers do not treat as an error.
+        CommandError: The output cannot be written, or is closed.
+        BrokenPipeError: The reader closed the pipe, which callers do not treat as an error.
     """
     if is_closed("stdout"):
         raise CommandError("stdout is closed", ExitStatus.FAILED)
@@ -81,52 +81,52 @@ def printing() -> Iterator[None]:
 
 
 def complain(name: str, message: str) -> None:
-    """Print one line of error.
+    """Print one line to stderr.
 
     Args:
-        name: Name of the command; empty without one.
-        message: What is wrong; shortened, and on one line whatever it quotes.
+        name: Name of the command, or ``""``.
+        message: The error message; truncated, escaped and joined to one line.
     """
     if is_closed("stderr"):
-        return  # print would take stdout instead
+        return  # print would use stdout instead
     if len(message) > _LONGEST:
         message = f"{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}"
     text = " ".join(printable(part) for part in message.splitlines())
     line = f"{' '.join(('lowerdeck', name)).rstrip()}: {text}".rstrip()
-    # A full disk under it must not change with which status the command ends.
+    # An error of writing must not change the exit status.
     with suppress(OSError, ValueError):
         print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Let an error of a file say which file it is of.
+    """Convert errors of reading a file to errors that name it.
 
     Args:
-        path: The file that is read inside; an error of the system names its own.
+        path: The file that is read; an ``OSError`` names its own file.
 
     Raises:
-        CommandError: The file is wrong or cannot be opened; ends with ``BAD_INPUT``.
+        CommandError: The file is invalid or cannot be opened; ends with ``BAD_INPUT``.
     """
     try:
         yield
     except FormatError as error:
         raise CommandError(f"{os.fspath(path)}: {type(error).__name__}: {error}") from error
     except OSError as error:
-        # What is read may lead to another file, which is then the one to name.
+        # The error may be about another file that the first one refers to.
         other = error.filename if isinstance(error.filename, str) else path
         raise CommandError(_describe(other, error)) from error
 
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Let an error of a file that is written say which file it is.
+    """Convert errors of writing a file to errors that name it.
 
     Args:
-        path: The file or folder that is written inside.
+        path: The file or folder that is written.
 
     Raises:
-        CommandError: It cannot be written; ends with ``FAILED``.
+        CommandError: The file cannot be written; ends with ``FAILED``.
     """
     try:
         yield
@@ -151,11 +151,11 @@ def status_of(error: BaseException) -> ExitStatus | None:
 
 
 def flush_stdout() -> None:
-    """Write what is still held back, so that an error shows now, and not when Python ends.
+    """Flush the output, so that errors are raised now and not at exit.
 
     Raises:
-        CommandError: It cannot be written.
-        BrokenPipeError: Its reader closed the pipe, which callers do not treat as an error.
+        CommandError: The output cannot be written.
+        BrokenPipeError: The reader closed the pipe, which callers do not treat as an error.
     """
     if is_closed("stdout"):
         return  # Printing has failed before.
@@ -164,7 +164,7 @@ def flush_stdout() -> None:
 
 
 def is_closed(name: str) -> bool:
-    """Return whether Python was started without an open stream (``>&-``) and has None for it."""
+    """Return whether Python was started with a closed stream (``>&-``), which is None."""
     return getattr(sys, name) is None
 
 

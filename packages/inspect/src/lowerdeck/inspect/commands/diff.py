@@ -1,4 +1,4 @@
-"""``lowerdeck diff A B``: how two `.pte` files differ, by meaning and not by bytes."""
+"""``lowerdeck diff A B``: the differences of two `.pte` files in meaning, not in bytes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class DiffCommand:
         parser.add_argument("old", type=Path, metavar="A")
         parser.add_argument("new", type=Path, metavar="B")
         parser.add_argument(
-            "--html", type=Path, metavar="OUT", help="write both side by side as one page"
+            "--html", type=Path, metavar="OUT", help="write an HTML page that compares both"
         )
         parser.add_argument(
             "--traces",
             type=Path,
             nargs=2,
             metavar="FILE",
-            help="with --html: what `lowerdeck run --trace FILE` wrote for A and for B, with the "
-            "same inputs; shows how far each result of B is from A's",
+            help="with --html: traces of A and B from `lowerdeck run --trace FILE` with the same "
+            "inputs; shows the error of B's results relative to A's",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -82,7 +82,7 @@ def _page(old: PteFile, new: PteFile, args: argparse.Namespace) -> str:
 
 
 def _open(path: Path, stack: ExitStack) -> PteFile:
-    """Open a file and decode all that will be compared, while its name is known."""
+    """Open a file and decode the compared parts, so that errors name the file."""
     with reading(path):
         file = stack.enter_context(open_pte(path))
         summarise(file)
@@ -90,9 +90,9 @@ def _open(path: Path, stack: ExitStack) -> PteFile:
 
 
 def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
-    """Yield a line for each thing that is not the same in both files.
+    """Yield a line for each difference of two files.
 
-    Where the bytes are (alignment, order of segments, sharing) has no meaning and is left out.
+    The layout of bytes (alignment, order of segments, sharing) is ignored.
 
     Args:
         old: The file on the left.
@@ -137,7 +137,7 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
 
 
 def _structure_differences(name: str, *sides: ContainerMetadata | None) -> Iterator[str]:
-    """Yield a line for each structure of inputs or outputs that is not the same."""
+    """Yield a line for each difference in the structure of inputs or outputs."""
     for field, label in (("encoded_inp_str", "inputs"), ("encoded_out_str", "outputs")):
         texts = [str(getattr(side, field, "")) for side in sides]
         if texts[0] != texts[1]:
@@ -160,7 +160,7 @@ def _method_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[st
 
 
 def _payload_differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[str]:
-    """Yield the operators of delegates that are not the same; those at one place are paired."""
+    """Yield the differing operators of delegates; delegates at the same position are paired."""
     olds, news = _payloads(left), _payloads(right)
     for name, number in [key for key in olds if key in news and olds[key] != news[key]]:
         old, new = olds[name, number], news[name, number]
@@ -169,11 +169,11 @@ def _payload_differences(left: dict[str, Any], right: dict[str, Any]) -> Iterato
         label = f"method {name}: delegate {number}"
         yield from (f"{label}: {line}" for line in lines[:_MOST_LINES])
         if len(lines) > _MOST_LINES:
-            yield f"{label}: ... and {len(lines) - _MOST_LINES} operators more"
+            yield f"{label}: ... and {len(lines) - _MOST_LINES} more operators"
 
 
 def _payloads(summary: dict[str, Any]) -> dict[tuple[str, int], list[str]]:
-    """Return the operators of each delegate that can be read, by method and number in it."""
+    """Return the operators of each readable delegate, by method and index in the method."""
     counts: Counter[str] = Counter()
     payloads = {}
     for entry in summary["delegates"]:

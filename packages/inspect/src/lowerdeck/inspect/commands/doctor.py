@@ -19,7 +19,7 @@ _RUNTIME = "executorch"
 _RUNTIME_NEEDS = "pip install numpy ruamel.yaml flatbuffers tabulate"
 _GROUP = "lowerdeck.commands"
 _IS_OURS = re.compile("lowerdeck(-|$)")
-# Each target is named before it is imported: one that ends the process is the last.
+# Each target is printed before its import, so that the last one is known if the process aborts.
 _LOAD = """import sys
 from importlib.metadata import EntryPoint
 for target in sys.argv[1:]:
@@ -30,13 +30,13 @@ for target in sys.argv[1:]:
         print(" ", type(error).__name__, error, flush=True)
 print("done")"""
 _SECONDS = 300.0
-"""On a slow disk the first import of torch takes half a minute."""
+"""Time limit of imports; on a slow disk the first import of torch takes half a minute."""
 
 
 class DoctorCommand:
     """Reports what is installed, what is missing, and what cannot be imported.
 
-    Packages of others with commands or backends for Lowerdeck are included.
+    Other packages with Lowerdeck commands or backends are included.
     """
 
     help = "check the installation"
@@ -52,7 +52,7 @@ class DoctorCommand:
         """
         installed: dict[str, Distribution] = {}
         for distribution in distributions():
-            # Of two with one name, Python imports the first.
+            # Of distributions with the same name Python imports the first.
             key = canonicalize_name(distribution.metadata["Name"] or "")
             installed.setdefault(key, distribution)
         ours = [
@@ -75,13 +75,11 @@ class DoctorCommand:
                 lines.append(f"  {f'for [{extra}]' if extra else 'MISSING'}: {text}")
             if name in failures:
                 lines.append(f"  CANNOT BE IMPORTED: {failures[name]}")
-        runtime = (
-            "not installed; files run in lowerdeck-runner's emulation: pip install executorch"
-        )
+        runtime = "not installed; files run in lowerdeck-runner's emulator: pip install executorch"
         if _RUNTIME in installed:
             runtime = f"executorch {installed[_RUNTIME].version}"
         if _RUNTIME in failures:
-            # The package reports any missing module of exir as a missing library.
+            # The package reports any missing module of exir as a missing dependency.
             runtime += (
                 f", whose executorch.runtime CANNOT BE IMPORTED (lowerdeck does not need it): "
                 f"{failures[_RUNTIME]}; try {_RUNTIME_NEEDS}"
@@ -93,20 +91,23 @@ class DoctorCommand:
 def import_failures(
     targets: Mapping[str, list[str]], *, seconds: float = _SECONDS
 ) -> dict[str, str]:
-    """Import packages in another process and return why those fail that do.
+    """Import packages in another process and return the reasons of failures by package.
 
     Args:
-        targets: By package, ``"module"`` or ``"module:attribute"`` strings to import.
+        targets: ``"module"`` or ``"module:attribute"`` strings to import, by package.
         seconds: Time limit of the process.
     """
     owners = {target: name for name, own in targets.items() for target in own}
-    # Without the current folder, which the `lowerdeck` script does not search either.
+    # Without the current folder in the search path, as in the `lowerdeck` script.
     command = [sys.executable, "-P", "-c", _LOAD, *owners]
     try:
         process = subprocess.run(command, capture_output=True, timeout=seconds, check=False)
-        printed, end = process.stdout, f"importing it ends the process with {process.returncode}"
+        printed, end = (
+            process.stdout,
+            f"importing it aborts the process with status {process.returncode}",
+        )
     except subprocess.TimeoutExpired as error:
-        printed, end = error.stdout or b"", f"importing it did not end within {seconds:g} s"
+        printed, end = error.stdout or b"", f"importing it takes more than {seconds:g} s"
     failures: dict[str, str] = {}
     last = ""
     for line in printed.decode(errors="replace").splitlines():
@@ -118,7 +119,7 @@ def import_failures(
 
 
 def _targets(name: str, distribution: Distribution) -> list[str]:
-    if name == "lowerdeck":  # It has no code.
+    if name == "lowerdeck":  # It contains no code.
         return []
     entries = [entry for entry in distribution.entry_points if ":" in entry.value]
     values = {
@@ -129,14 +130,14 @@ def _targets(name: str, distribution: Distribution) -> list[str]:
 
 
 def _extends(entry: EntryPoint) -> bool:
-    """Return whether an entry point is a command or a part of a backend."""
+    """Return whether an entry point is a command or belongs to a backend."""
     return entry.group.startswith("lowerdeck.")
 
 
 def _unmet(
     distribution: Distribution, installed: Mapping[str, Distribution]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each unmet requirement with a command to meet it, and the extra it belongs to."""
+    """Yield each unmet requirement with a command to install it, and its extra."""
     extras = distribution.metadata.get_all("Provides-Extra") or []
     for requirement in map(Requirement, distribution.requires or ()):
         marker = requirement.marker
@@ -146,10 +147,10 @@ def _unmet(
         installed_distribution = installed.get(canonicalize_name(requirement.name))
         version = installed_distribution.version if installed_distribution else None
         if not applies or (version and requirement.specifier.contains(version, prereleases=True)):
-            continue  # Met, or for another version of Python or another system.
+            continue  # Met, or not for this Python version or system.
         requirement_text = f"{requirement.name}{requirement.specifier}"
-        there = f", found {version}" if version else ""
-        yield f"{requirement_text}{there}: pip install '{requirement_text}'", applies[0]
+        found_version = f", found {version}" if version else ""
+        yield f"{requirement_text}{found_version}: pip install '{requirement_text}'", applies[0]
 
 
 command: DoctorCommand = DoctorCommand()

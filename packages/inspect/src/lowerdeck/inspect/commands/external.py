@@ -15,21 +15,21 @@ _MOST_ROWS = 20
 
 
 def is_external(path: Path) -> bool:
-    """Return whether a file is a `.ptd` by its identifier, whatever its name ends in.
+    """Return whether a file has the identifier of a `.ptd`, regardless of its name.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: The file cannot be opened.
     """
     with path.open("rb") as file:
         return file.read(8)[4:] == b"FT01"
 
 
 def summarise_external(file: PtdFile, size: int) -> dict[str, Any]:
-    """Return what a `.ptd` file holds, in types that JSON knows; keys are never renamed.
+    """Return a JSON-compatible summary of a `.ptd` file; keys are never renamed.
 
     Args:
-        file: An open file. Its data are not read, only its tables.
-        size: Its length in bytes.
+        file: An open file; only its tables are read, not its data.
+        size: Size of the file in bytes.
 
     Returns:
         ``summary_version``, ``kind``, ``size``, ``version``, ``segment_alignment`` and
@@ -47,7 +47,7 @@ def summarise_external(file: PtdFile, size: int) -> dict[str, Any]:
 
 
 def external_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that a person reads.
+    """Yield the lines of the text output.
 
     Args:
         name: Name of the file.

@@ -1,4 +1,4 @@
-"""``lowerdeck extract FILE``: the delegates' blobs, constants and named data as files."""
+"""``lowerdeck extract FILE``: write delegates' blobs, constants and named data to files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ExtractCommand:
             0.
 
         Raises:
-            CommandError: The folder exists already or cannot be written, or the file is malformed
+            CommandError: The folder already exists or cannot be written, or the file is malformed
                 or cannot be opened.
         """
         check_paths(read=[("FILE", args.file)], written=[("--output", args.output)])
@@ -60,25 +60,25 @@ class ExtractCommand:
             parts = list(all_stored(file.program()))
         with writing(target):
             total = write_parts(parts, target)
-        say(f"wrote {size_text(total)} to {target}; manifest.json there says what each file is")
+        say(f"wrote {size_text(total)} to {target}; manifest.json there describes each file")
         return ExitStatus.DONE
 
 
 def write_parts(parts: list[Stored], target: Path) -> int:
-    """Write parts to a new folder, all of them or nothing, and return how many bytes they are.
+    """Write parts to a new folder, all or none, and return their total size in bytes.
 
     Args:
         target: The folder; it must not exist.
 
     Raises:
-        CommandError: The output folder exists already.
-        OSError: It cannot be written.
+        CommandError: The output folder already exists.
+        OSError: The folder cannot be written.
     """
     if target.exists() or target.is_symlink():
         raise CommandError(
-            f"{target} exists already; name a new folder with --output", ExitStatus.USAGE
+            f"{target} already exists; give a new folder with --output", ExitStatus.USAGE
         )
-    # Not by tempfile, whose folders are for their owner alone, against what umask says.
+    # Not by tempfile, whose folders ignore umask and are private to their owner.
     work = target.parent / f".{target.name[:200]}-{os.urandom(6).hex()}"
     work.mkdir()
     try:
@@ -94,8 +94,8 @@ def write_parts(parts: list[Stored], target: Path) -> int:
     return sum(size for _, size in written.values())
 
 
-# What was written already, by the bytes (a view is its range of the file) and the header:
-# a small file may refer to its bytes thousands of times.
+# Written files by id of the bytes (one view per range of the file) and header: a small file may
+# refer to the same bytes thousands of times.
 _Written = dict[tuple[int, bytes | None], tuple[str, int]]
 
 
@@ -114,8 +114,7 @@ def _write(part: Stored, number: int, work: Path, written: _Written) -> dict[str
 
 
 def _write_file(part: Stored, number: int, work: Path, header: bytes | None) -> tuple[str, int]:
-    # Names come from the file, which may be hostile: keep the harmless part, let the number
-    # make it unique.
+    # Names from the file are untrusted: keep the safe characters; the number makes names unique.
     safe = _UNSAFE.sub("_", part.label[:_LONGEST_NAME]).strip(".") or "unnamed"
     data = byte_view(part.storage, part.label)
     if header is not None and part.tensor is not None:

@@ -1,4 +1,4 @@
-"""``lowerdeck inspect FILE``: what a `.pte` or `.ptd` file holds."""
+"""``lowerdeck inspect FILE``: show the contents of a `.pte` or `.ptd` file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_ROWS = 20
 
 
 class InspectCommand:
-    """Shows methods, operators, delegates, memory, and what fills the file."""
+    """Shows methods, operators, delegates, memory, and the size of each part of the file."""
 
     help = "show what a .pte or .ptd file contains"
 
@@ -41,15 +41,15 @@ class InspectCommand:
         """Add the arguments of the command."""
         parser.add_argument("file", type=Path, metavar="FILE")
         form = parser.add_mutually_exclusive_group()
-        form.add_argument("--json", action="store_true", help="print it for machines")
+        form.add_argument("--json", action="store_true", help="print it as JSON")
         form.add_argument(
-            "--html", type=Path, metavar="OUT", help="write it as one self-contained page"
+            "--html", type=Path, metavar="OUT", help="write it as a self-contained HTML page"
         )
         parser.add_argument(
             "--trace",
             type=Path,
             metavar="FILE",
-            help="with --html: what `lowerdeck run --trace FILE` wrote, whose times are shown",
+            help="with --html: a trace from `lowerdeck run --trace FILE`; shows its times",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -88,8 +88,8 @@ class InspectCommand:
     def _external(args: argparse.Namespace) -> int:
         if args.html is not None:
             raise CommandError(
-                f"found external data in {args.file}, expected a program for a page: leave --html "
-                "away, or take --json",
+                f"found external data in {args.file}, expected a program for a page: omit "
+                "--html, or use --json",
                 ExitStatus.USAGE,
             )
         with reading(args.file), open_ptd(args.file) as file:
@@ -105,7 +105,7 @@ def trace_text(path: Path) -> str:
     """Return the text of a trace.
 
     Raises:
-        CommandError: It cannot be read.
+        CommandError: The trace cannot be read.
     """
     with reading(path):
         return path.read_text(encoding="utf-8", errors="replace")
@@ -120,14 +120,10 @@ def _page(file: PteFile, args: argparse.Namespace) -> str:
 
 
 def write_page(page: str, path: Path) -> None:
-    """Write a page, and say so.
-
-    Args:
-        page: The text of the page.
-        path: Where to write it.
+    """Write a page and print its path.
 
     Raises:
-        CommandError: It cannot be written.
+        CommandError: The page cannot be written.
     """
     with writing(path):
         write_pieces([page.encode()], path)
@@ -135,7 +131,7 @@ def write_page(page: str, path: Path) -> None:
 
 
 def summary_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that a person reads.
+    """Yield the lines of the text output.
 
     Args:
         name: Name of the file.
@@ -191,11 +187,11 @@ def _delegate_text(entry: dict[str, Any]) -> str:
 
 
 def _section_lines(summary: dict[str, Any]) -> Iterator[str]:
-    """One line a kind, the largest first: a file may have thousands of segments.
+    """Yield one line per kind of section, largest first: there may be thousands of segments.
 
-    Bytes that two segments share, such as a tied weight, count for the first of them.
+    Bytes shared by two segments, such as a tied weight, count for the first one.
     """
-    whole = summary["size"]
+    file_size = summary["size"]
     sizes: Counter[str] = Counter()
     shared: Counter[str] = Counter()
     counts: Counter[str] = Counter()
@@ -207,7 +203,7 @@ def _section_lines(summary: dict[str, Any]) -> Iterator[str]:
         shared[kind] += section["size"] - own
         counts[kind] += 1
         end = max(end, section_end)
-    padding = whole - sum(sizes.values())
+    padding = file_size - sum(sizes.values())
     if padding > 0:
         sizes["padding"] = padding
     constants, state = summary["constants"]["count"], summary["state"]["count"]
@@ -220,8 +216,8 @@ def _section_lines(summary: dict[str, Any]) -> Iterator[str]:
         "padding": "padding",
     }
     for kind, size in sizes.most_common():
-        bar = "█" * round(_BAR * size / whole) if whole else ""
-        share = share_text(size, whole)
+        bar = "█" * round(_BAR * size / file_size) if file_size else ""
+        share = share_text(size, file_size)
         name = names.get(kind, kind)
         if shared[kind]:
             name += f", {size_text(shared[kind])} shared"

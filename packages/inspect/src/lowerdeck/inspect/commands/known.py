@@ -15,7 +15,6 @@ COMMANDS = {
     "doctor": ("lowerdeck-inspect", "check the installation"),
     "completion": ("lowerdeck-inspect", "print a completion script for bash or zsh"),
 }
-"""By command: the distribution that has it, and one line for ``lowerdeck --help``.
-
-Listed here so that help and errors need not import other packages, which import torch.
+"""Distribution and one-line help of each command. Listed here so that help and errors need not
+import other packages, which import torch.
 """

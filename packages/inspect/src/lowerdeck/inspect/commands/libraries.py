@@ -1,20 +1,20 @@
-"""Libraries that provide kernels which are not part of every runtime."""
+"""Libraries with kernels that are not part of every runtime."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 ALWAYS = frozenset({"aten", "dim_order_ops", "executorch_prim"})
-"""Namespaces whose kernels come with the runtime, as portable ones or built in."""
+"""Namespaces with kernels in every runtime, portable or built in."""
 
 LIBRARIES = {"llama": "custom_ops", "quantized_decomposed": "quantized_ops_lib"}
-"""The library of a namespace, as ExecuTorch's build calls it."""
+"""Library of a namespace, by its name in ExecuTorch's build."""
 
 OWN = "the application's own"
 
 
 def libraries_of(operators: Iterable[str]) -> dict[str, list[str]]:
-    """Return the libraries that operators need in addition to the runtime, with their operators.
+    """Return the libraries that operators need beside the runtime, with their operators.
 
     Args:
         operators: Names such as ``"aten::add.out"``.

@@ -1,4 +1,4 @@
-"""The header of NumPy's ``.npy`` files, so that arrays can be written without NumPy.
+"""Header of NumPy's ``.npy`` files, to write arrays without NumPy.
 
 Source: NumPy Enhancement Proposal 1, "A Simple File Format for NumPy Arrays", version 1.0.
 """
@@ -31,14 +31,14 @@ _ALIGNMENT = 64
 
 
 def npy_header(tensor: schema.Tensor) -> bytes | None:
-    """Return what comes before the data of a tensor in a ``.npy`` file.
+    """Return the ``.npy`` header for a tensor.
 
     Args:
-        tensor: The tensor; its data follow as they are in the program.
+        tensor: The tensor; its data follow the header unchanged.
 
     Returns:
-        The header, or None where the format cannot say it: a type that NumPy lacks, or a layout
-        that is not contiguous.
+        The header, or None if the format does not support the tensor: a type that NumPy lacks, or
+        a layout that is not contiguous.
     """
     description = _DESCRIPTIONS.get(tensor.scalar_type)
     if description is None or list(tensor.dim_order) != list(range(len(tensor.sizes))):

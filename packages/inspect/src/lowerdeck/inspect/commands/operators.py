@@ -27,7 +27,7 @@ _ENTRY = {
 
 
 class OperatorsCommand:
-    """Lists operators with the types that they are called with, also for selective builds."""
+    """Lists operators with the argument types of their calls, also for selective builds."""
 
     help = "list the operators that a .pte file calls"
 
@@ -37,17 +37,17 @@ class OperatorsCommand:
         parser.add_argument(
             "--yaml",
             action="store_true",
-            help="print it as ExecuTorch's selective build takes it (selected_operators.yaml)",
+            help="print selected_operators.yaml for ExecuTorch's selective build",
         )
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the operators.
 
         Raises:
-            CommandError: The file cannot be read, or is not right.
+            CommandError: The file cannot be read, or is invalid.
         """
         with reading(args.file), open_pte(args.file) as file:
-            # Indices in a file are anyone's: only of a right one are they operators and values.
+            # Indices are valid only in a verified file.
             kernels = operator_kernels(verify_pte(file.data))
         lines = selective_build_lines(kernels, str(args.file)) if args.yaml else _lines(kernels)
         say(*lines)
@@ -55,13 +55,12 @@ class OperatorsCommand:
 
 
 def operator_kernels(program: Program) -> dict[str, list[str]]:
-    """Return each operator of all methods, with the types and orders of tensors it is called with.
+    """Return the operators of all methods with the types and dimension orders of their tensors.
 
     Returns:
-        By full name, such as ``aten::add.out``, sorted: keys as ExecuTorch's selective build has
-        them, ``v1/`` (``v1`` alone for none) and for each argument that is a tensor, or a list of
-        tensors by its first, its type's number and the order of its dimensions. An operator that
-        is never called has none.
+        The keys of ExecuTorch's selective build by full name, such as ``aten::add.out``, sorted:
+        ``v1/`` (``v1`` without tensors), then the type number and dimension order of each tensor
+        argument (of a list, its first tensor). An operator that is never called has no keys.
     """
     kernels: dict[str, set[str]] = {}
     for plan in program.execution_plan:
@@ -95,7 +94,7 @@ def selective_build_lines(kernels: Mapping[str, Sequence[str]], model: str) -> l
     """Return the lines of the YAML file that ExecuTorch's selective build takes.
 
     Args:
-        model: What the file says that the operators come from.
+        model: Name of the model, recorded as the source of the operators.
     """
     build = {
         "build_features": [],
@@ -106,7 +105,7 @@ def selective_build_lines(kernels: Mapping[str, Sequence[str]], model: str) -> l
         "kernel_metadata": {},
         "operators": {name: {"debug_info": [model], **_ENTRY} for name in kernels},
     }
-    # Texts of a file are untrusted, and JSON is YAML whatever they hold.
+    # Strings from the file are untrusted; JSON, which is valid YAML, escapes them.
     return json.dumps(build, indent=2).splitlines()
 
 

@@ -10,22 +10,22 @@ from pathlib import Path
 from lowerdeck.inspect.commands.answers import CommandError, ExitStatus
 
 NamedPath = tuple[str, str | os.PathLike[str] | None]
-"""Name of an argument, and the path that it was given; None without one."""
+"""Name of an argument and its path, None if it is absent."""
 
 
 def check_paths(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> None:
-    """Refuse outputs that are an input, another output or in no folder, before anything is done.
+    """Raise if an output is an input or another output, or if its folder is missing.
 
-    A file is itself under whatever name: through links of both kinds and from any folder.
-    Devices and pipes do not count: nothing in them is replaced.
+    Files are compared by identity: links and relative paths are resolved. Devices and pipes are
+    exempt: writing does not replace them.
 
     Args:
-        read: What the command reads.
-        written: What it writes, whether it is there already or not.
+        read: Inputs of the command.
+        written: Outputs of the command, existing or not.
 
     Raises:
-        CommandError: Two arguments are one file, which ends with ``USAGE`` and names both; or the
-            folder of an output is missing, which ends with ``FAILED``.
+        CommandError: Two arguments are the same file (ends with ``USAGE``), or the folder of an
+            output is missing (ends with ``FAILED``).
 
     Example:
         >>> check_paths(read=[("FILE", "a.pte")], written=[("--html", "a.html")])
@@ -44,17 +44,17 @@ def check_paths(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> N
                 ExitStatus.USAGE,
             )
     for name, path in outputs:
-        # A folder that is misspelt is seldom wanted, and late to learn of after minutes of work.
+        # Report a misspelt folder now, not after minutes of work.
         if path is not None and not Path(path).parent.is_dir():
             raise CommandError(
                 f"cannot write {name} {os.fspath(path)}: there is no folder {Path(path).parent}; "
-                "make it, or name another path",
+                "create it, or give another path",
                 ExitStatus.FAILED,
             )
 
 
 def _one_file(path: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    # By name as well: a file that is not there yet has no identity to compare.
+    # Compare resolved paths as well: a missing file has no identity.
     if os.path.realpath(path) == os.path.realpath(other):
         return not _is_special(Path(path))
     try:

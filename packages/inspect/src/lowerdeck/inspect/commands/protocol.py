@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Command(Protocol):
-    """One command, as other packages offer it through the entry points ``lowerdeck.commands``.
+    """One command, which packages provide through the entry-point group ``lowerdeck.commands``.
 
     Attributes:
-        help: What it does, in one line.
+        help: One-line description.
     """
 
     help: str
@@ -19,12 +19,12 @@ class Command(Protocol):
         """Add the command's arguments."""
 
     def run(self, args: argparse.Namespace) -> int:
-        """Do it.
+        """Run the command.
 
         Returns:
             The exit status, one of :class:`ExitStatus`.
 
         Raises:
-            Exception: An error with an attribute ``exit_status`` ends the command with it and one
-                line, its message; any other one is reported as a bug.
+            Exception: An error with an attribute ``exit_status`` ends the command with this status
+                and its message in one line; other errors are reported as bugs.
         """

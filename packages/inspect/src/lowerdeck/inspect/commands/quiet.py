@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# torch misses numpy, which nothing of ours needs; torchao misses CUDA, and is outdated for torch.
+# torch warns of missing numpy, which we do not need; torchao of missing CUDA and of torch's
+# version.
 _WARNING = "Failed to initialize NumPy"
 _LOGGERS = ("torchao", "torch.utils._pytree")
 

@@ -1,4 +1,4 @@
-"""Sizes as a person reads them."""
+"""Human-readable sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def size_text(nbytes: int) -> str:
 
 
 def share_text(part: int, whole: int) -> str:
-    """Return the share of ``part`` in ``whole`` in percent, such as ``99.1 %``.
+    """Return the percentage of ``part`` in ``whole``, such as ``99.1 %``.
 
     Args:
         part: Bytes of the part.

@@ -1,6 +1,6 @@
 """The summary of a file that ``lowerdeck inspect`` prints, as plain data.
 
-The keys of :func:`summarise` are a contract with scripts: they are added to, never renamed.
+Scripts rely on the keys of :func:`summarise`: keys may be added, but are never renamed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SUMMARY_VERSION = 1
 
 
 def summarise(file: PteFile) -> dict[str, Any]:
-    """Return what a file holds, in types that JSON knows.
+    """Return a JSON-compatible summary of a file.
 
     Args:
-        file: An open file. Its data are not read, only its tables.
+        file: An open file; only its tables are read, not its data.
 
     Returns:
         ``summary_version``, ``size``, ``version``, ``header``, ``methods``, ``kernel_libraries``,
@@ -63,7 +63,7 @@ def summarise(file: PteFile) -> dict[str, Any]:
 
 def _delegates(file: PteFile) -> tuple[list[dict[str, Any]], dict[str, str] | None]:
     """Return the delegates, and the release that they need."""
-    # Bytes that many delegates share are read once.
+    # Bytes shared by several delegates are read once.
     seen: dict[tuple[DataLocation, int, str], Contents] = {}
     entries = []
     for entry in file.delegates:

@@ -1,4 +1,4 @@
-"""``lowerdeck verify FILE ...``: whether files are safe to hand to the runtime."""
+"""``lowerdeck verify FILE ...``: check whether files are safe to run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_SHOWN = 20
 
 
 class VerifyCommand:
-    """Checks all that the runtime checks, and what it does not; warns of what numbers decide."""
+    """Checks everything that the runtime checks and more; warns of hazards."""
 
     help = "check whether a file is safe to run"
 
@@ -32,7 +32,7 @@ class VerifyCommand:
             action="append",
             default=[],
             metavar="PTD",
-            help="external data that the .pte files must fit; may be given again",
+            help="external data that must match the .pte files; may be repeated",
         )
         parser.add_argument("-q", "--quiet", action="store_true", help="print refusals only")
 
@@ -40,13 +40,13 @@ class VerifyCommand:
         """Check each file and print the verdict.
 
         Returns:
-            0 if every file is right, warnings or not, 3 if one is not or cannot be opened.
+            0 if all files are valid, even with warnings, 3 if one is invalid or cannot be opened.
         """
         status = ExitStatus.DONE
         for path in [*args.data, *args.files]:
             hazards: list[Hazard] = []
             try:
-                # Of data that are wrong themselves nothing more is to be said.
+                # Invalid data are not compared with the programs.
                 _verify(path, args.data if status is ExitStatus.DONE else [], hazards)
             except CommandError as error:
                 complain("verify", str(error))
@@ -68,7 +68,7 @@ def _report(path: Path, hazards: list[Hazard]) -> None:
 def _verify(path: Path, data: list[Path], hazards: list[Hazard]) -> None:
     with reading(path):
         if is_external(path):
-            # Reading the tables of a .ptd is checking them: nothing is left to the runtime.
+            # Reading a .ptd checks all of its tables.
             with open_ptd(path):
                 return
         keys: set[str] = set()

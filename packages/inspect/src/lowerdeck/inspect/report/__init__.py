@@ -1,1 +1,1 @@
-"""Pictures of `.pte` files: one HTML page that needs no network, for one file or for two."""
+"""Self-contained HTML pages about one `.pte` file or about two."""

@@ -1,8 +1,8 @@
-"""Lifetimes of views: values without an instruction that share bytes of other values.
+"""Lifetimes of views: values without an instruction that alias other values.
 
-A compiler that lets a view share the bytes of its source leaves no instruction for it in the
-file. Its bytes are needed from when the source was written; and those of a source that a larger
-view holds (the parts of a concatenation) until the view is read.
+A view that shares the bytes of its source has no instruction in the file. It is live from the
+write of its source; a source inside a larger view (a part of a concatenation) is live until the
+view's last read.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lowerdeck.serializer import (
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A run of bytes that a value wrote.
+    """A byte range written by a value.
 
     Attributes:
-        end: The byte after the last.
+        end: End of the range.
         value: Index of the value.
-        time: Number of the instruction.
+        time: Index of the instruction.
     """
 
     start: int
@@ -40,14 +40,14 @@ class Write:
 def join_views(
     plan: ExecutionPlan, first: MutableMapping[int, int], last: MutableMapping[int, int]
 ) -> dict[int, tuple[int, ...]]:
-    """Lengthen lifetimes by the time that bytes wait for a view to be read, in place.
+    """Extend lifetimes of views and of their sources, in place.
 
     Args:
         first: First touch of each value.
         last: Last touch of each value.
 
     Returns:
-        For each value that is read and that nothing wrote the values that wrote its bytes.
+        For each value that is read but never written, the values that wrote its bytes.
     """
     sources: dict[int, tuple[int, ...]] = {}
     memories: dict[int, Memory] = {}
@@ -85,17 +85,17 @@ def join_views(
 
 
 class Memory:
-    """The last write of each byte, as ordered runs; each run ends where the next begins."""
+    """Interval map of the last write of each byte; each interval ends where the next begins."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._writes: list[Write | None] = []
 
     def inside(self, start: int, end: int) -> Iterator[Write]:
-        """Yield the writes that left bytes in a range; one that was cut apart comes again.
+        """Yield the last writes of the bytes in a range; a split write is repeated.
 
         Args:
-            end: The byte after the last.
+            end: End of the range.
         """
         at = max(bisect_right(self._starts, start) - 1, 0)
         while start < end and at < len(self._starts) and self._starts[at] < end:
@@ -105,14 +105,14 @@ class Memory:
             at += 1
 
     def write(self, write: Write) -> None:
-        """Let a write replace what its range holds."""
+        """Record a write, replacing earlier writes in its range."""
         if write.start < write.end:
             low, high = self._cut(write.start), self._cut(write.end)
             self._starts[low:high] = [write.start]
             self._writes[low:high] = [write]
 
     def _cut(self, at: int) -> int:
-        """Let a run begin at a byte and return its number."""
+        """Split the interval at a byte and return the index of the interval that starts there."""
         number = bisect_left(self._starts, at)
         if self._starts[number : number + 1] != [at]:
             self._starts.insert(number, at)
@@ -126,7 +126,7 @@ def _accesses(
     last: Mapping[int, int],
     unfolded: _Unfolded,
 ) -> Iterable[tuple[int, list[int], list[int]]]:
-    """Yield for each instruction its number, the tensors that it reads and those it writes."""
+    """Yield the index, the read tensors and the written tensors of each instruction."""
     results = set(plan.outputs)
     time = 0
     for chain in plan.chains:
@@ -140,8 +140,8 @@ def _accesses(
                         unfolded.tensors(args[len(args) - count :]),
                     )
                 case DelegateCall(_, args):
-                    # The file does not say where inputs end: what is new here and wanted later
-                    # is a result.
+                    # The file does not separate inputs from outputs: a value that is first used
+                    # here and read later is an output.
                     outputs = [
                         arg
                         for arg in args
@@ -151,16 +151,16 @@ def _accesses(
                 case MoveCall(source, target):
                     yield time, [source], [target]
             time += 1
-    # A result may also be a view: the caller reads it after the last step.
+    # An output may also be a view: the caller reads it after the last instruction.
     yield max(time - 1, 0), unfolded.tensors(plan.outputs), []
 
 
 class _Unfolded:
-    """Counts what lists and ranges unfold to, up to a limit far above that of valid methods.
+    """Expands lists and ranges up to a limit that valid methods do not reach.
 
-    Many calls may take one long list, and many views one finely written range: their product
-    grows with the square of the file. Past the limit a list counts as one value and a range as
-    untouched: the picture of such a file is coarser, and its time stays in proportion.
+    Many calls may share a long list, and many views a range with many writes, which would take
+    quadratic time. Beyond the limit a list counts as one value and a range as unwritten, so that
+    lifetimes are approximate but the time stays linear.
     """
 
     def __init__(self, plan: ExecutionPlan) -> None:
@@ -173,7 +173,7 @@ class _Unfolded:
         self._left = _MOST_UNFOLDED * size
 
     def tensors(self, values: Iterable[int]) -> list[int]:
-        """Return values with lists replaced by what they hold."""
+        """Return values with lists replaced by their members."""
         indices: list[int] = []
         for value in values:
             members = list_members(self._plan, value)
@@ -185,7 +185,7 @@ class _Unfolded:
         return indices
 
     def first_of(self, writes: Iterator[Write]) -> Iterator[Write]:
-        """Yield writes for as long as the limit allows."""
+        """Yield writes up to the limit."""
         for write in writes:
             self._left -= 1
             if self._left < 0:
@@ -193,11 +193,11 @@ class _Unfolded:
             yield write
 
 
-_MOST_UNFOLDED = 8
+_MOST_UNFOLDED = 8  # times the number of values and arguments
 
 
 def _memory_range(plan: ExecutionPlan, index: int) -> tuple[int, int, int] | None:
-    """Return memory, first byte and end of a planned tensor."""
+    """Return the memory id, start and end of a planned tensor."""
     if not 0 <= index < len(plan.values):
         return None
     tensor = plan.values[index].val

@@ -1,4 +1,4 @@
-"""Differences of two programs: their methods side by side, and their stored data."""
+"""Differences of two programs: their methods and their stored data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def method_changes(old: Program, new: Program) -> list[dict[str, Any]]:
         new: The program on the right.
 
     Returns:
-        For each name the indices of the method (-1 for none) and the rows of
+        For each method name the indices of both methods (-1 for none) and the rows of
         :func:`.pair_rows`; instructions pair when operator and argument types are equal.
     """
     left = {plan.name: index for index, plan in enumerate(old.execution_plan)}
@@ -55,10 +55,10 @@ def method_changes(old: Program, new: Program) -> list[dict[str, Any]]:
 
 
 def stored_changes(old: Program, new: Program) -> list[dict[str, Any]]:
-    """Return the constants, states, delegates and named blobs that are not the same in both.
+    """Return the differing constants, states, delegates and named blobs.
 
-    What has the same bytes is the same, unless it has another name. What is left over is
-    ``changed`` if it has a name that is on both sides.
+    Entries with the same bytes and name are equal. Of the others, those with a name on both sides
+    are ``changed``.
 
     Args:
         old: The program on the left.
@@ -84,9 +84,9 @@ _Key = tuple[str, str | None, object]
 
 
 def _by_content(program: Program) -> dict[_Key, list[Stored]]:
-    """Return what a program stores by kind, name and digest."""
+    """Return the stored data of a program by kind, name and digest."""
     items: defaultdict[_Key, list[Stored]] = defaultdict(list)
-    # What is one range of a file is one view: it is read once, however many share it.
+    # Entries of the same range of a file share one view, which is read once.
     digests: dict[int, object] = {}
     for item in all_stored(program):
         if id(item.storage) not in digests:
@@ -98,7 +98,7 @@ def _by_content(program: Program) -> dict[_Key, list[Stored]]:
 def _left_over(
     old: dict[_Key, list[Stored]], new: dict[_Key, list[Stored]]
 ) -> tuple[list[Stored], dict[tuple[str, str | None], list[Stored]]]:
-    """Return what is on one side only; the right side by kind and name, last first."""
+    """Return entries on one side only; the right side by kind and name, last first."""
     left = [item for key, items in old.items() for item in items[len(new.get(key, ())) :]]
     right: dict[tuple[str, str | None], list[Stored]] = {}
     for key, items in new.items():
@@ -129,7 +129,7 @@ def _digest(storage: Storage) -> object:
 def _keys(plan: ExecutionPlan) -> list[Hashable]:
     texts = [value_text(evalue.val, plan.values) for evalue in plan.values]
     for index, evalue in enumerate(plan.values):
-        # Numbers of values say nothing about another program: name members by their types.
+        # Value indices differ between programs: describe members by their types.
         if isinstance(evalue.val, TensorList | OptionalTensorList):
             members = evalue.val.items[:_MOST_MEMBERS]
             parts = [texts[m] if 0 <= m < index else "None" for m in members]

@@ -1,4 +1,4 @@
-"""Everything that a page shows of one file, as plain data."""
+"""The data of a page about one file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def file_entry(
     title: str,
     watched: Watched = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return all that the page shows of one program.
+    """Return the page data of one program.
 
     Args:
-        placement: Where its parts are in its file, None if it is in no file.
-        title: What to call it.
+        placement: Offsets of the program's parts in its file, None without a file.
+        title: Title of the program.
         watched: Times of calls from a trace.
     """
     texts, frames = Interned[str](), Interned[Frame]()

@@ -1,4 +1,4 @@
-"""Delegates: what can be said of a blob that only its backend understands."""
+"""The page data of delegates."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ _Seen = dict[tuple[int, str], tuple[memoryview, dict[str, Any]]]
 
 
 class DelegateEntries:
-    """Makes what the page shows of delegates; bytes that many delegates share are read once."""
+    """Creates the page data of delegates; shared bytes are read once."""
 
     def __init__(self, program: Program, texts: Interned[str]) -> None:
-        """Start with nothing read.
+        """Create an empty cache.
 
         Args:
-            program: The program that holds the bytes.
-            texts: Where texts are kept.
+            program: The program with the delegates' bytes.
+            texts: Table of strings of the page.
         """
         self._program = program
         self._texts = texts
         self._seen: _Seen = {}
 
     def entry(self, delegate: BackendDelegate, calls: int) -> dict[str, Any]:
-        """Return what the page shows of one delegate.
+        """Return the page data of one delegate.
 
         Args:
-            calls: How many instructions call it.
+            calls: Number of instructions that call it.
 
         Returns:
             Backend, size, calls, compile specs, the operators inside if the blob is readable
-            (how often each, the number of a text that lists them, and how they are linked) or why
-            they are unknown, and the beginning of the blob as text or as a hex dump.
+            (their counts, the index of a text that lists them, and their links) or why they are
+            unknown, and the beginning of the blob as text or hex dump.
         """
         blobs = self._program.backend_delegate_data
         index = delegate.processed.index
         blob = blobs[index].data if 0 <= index < len(blobs) else b""
         view = resident_view(blob)
-        # Blobs of one range of a file are one view, whatever their indices.
+        # Blobs of the same range of a file share one view.
         seen = id(view), delegate.id
         if seen not in self._seen:
             self._seen[seen] = view, self._look(view, delegate.id)
@@ -71,10 +71,10 @@ class DelegateEntries:
         if contents.left_out:
             lines.append(f"... and {contents.left_out} more")
         return {
-            "ops": [[*pair] for pair in contents.operators.items()],
+            "ops": [[*item] for item in contents.operators.items()],
             "graph": self._texts.number_of("\n".join(lines)) if lines else -1,
             "links": [[*links] for links in contents.links],
-            "results": [[*pair] for pair in contents.results.items()],
+            "results": [[*item] for item in contents.results.items()],
             "closed": contents.closed,
             "preview": blob_preview(view),
         }
@@ -92,9 +92,6 @@ def blob_preview(view: memoryview) -> dict[str, Any]:
 def hex_dump(data: bytes) -> str:
     """Return lines of offset, sixteen bytes in hex, and the same bytes as ASCII.
 
-    Args:
-        data: The bytes to show.
-
     Example:
         >>> print(hex_dump(b"ET12 eh00"))
         00000000  45 54 31 32 20 65 68 30  30                       |ET12 eh00|
@@ -110,7 +107,7 @@ def hex_dump(data: bytes) -> str:
 
 def _text_start(view: memoryview) -> str | None:
     head = bytes(view[:_PREVIEW_TEXT])
-    # A cut may fall inside a character of up to four bytes.
+    # The end may split a character of up to four bytes.
     for cut in range(min(4, len(head))):
         try:
             text = head[: len(head) - cut].decode()
@@ -122,7 +119,7 @@ def _text_start(view: memoryview) -> str | None:
 
 
 def spec_text(spec: CompileSpec) -> str:
-    """Return the beginning of a compile spec as text that can be shown."""
+    """Return the beginning of a compile spec as printable text."""
     value = resident_view(spec.value)
     text = printable(bytes(value[:_PREVIEW_TEXT]).decode("utf-8", "backslashreplace"))
     left_out = len(value) - _PREVIEW_TEXT

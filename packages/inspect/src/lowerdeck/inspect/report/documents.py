@@ -1,4 +1,4 @@
-"""The pages: one file by itself, or two side by side."""
+"""HTML pages about one file, or about two side by side."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def html_report(
     """Return a page that shows a program: methods, memory over time, operators, delegates, bytes.
 
     Args:
-        source: An open file, or a program; only a file has a map of its bytes.
-        title: What to call it.
-        trace: Timings of one call, as JSON that lowerdeck-runner's ``Profile.chrome_trace`` gives:
-            the page shows the time of each instruction, and the module that it is from.
+        source: An open file, or a program; the file map needs a file.
+        title: Title of the page.
+        trace: Timings of one call, as JSON from lowerdeck-runner's ``Profile.chrome_trace``; the
+            page shows the time and module of each instruction.
 
     Returns:
-        The text of one HTML page, to be written as UTF-8. It holds all it needs, asks nothing of
-        the network, and shows names from the file as text whatever they contain.
+        One self-contained HTML page, to be written as UTF-8. Names from the file are inserted as
+        text, never as markup.
 
     Raises:
         FormatError: The file is malformed.
-        TraceError: The trace is none, or one of another program.
+        TraceError: The trace is invalid, or belongs to another program.
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program
@@ -55,16 +55,16 @@ def html_diff(
     Args:
         old: The file or program on the left.
         new: The file or program on the right.
-        titles: What to call them.
-        traces: What a call of each computed, on the same inputs, as :func:`html_report` takes it:
-            the page shows how far each result of the new one is from the old one's.
+        titles: Titles of the programs.
+        traces: A trace of each program for the same inputs, as for :func:`html_report`; the page
+            shows the error of the new program's results relative to the old one's.
 
     Returns:
-        The text of one HTML page, as :func:`html_report` gives.
+        One HTML page, as from :func:`html_report`.
 
     Raises:
         FormatError: A file is malformed.
-        TraceError: A trace is none, or one of another program.
+        TraceError: A trace is invalid, or belongs to another program.
     """
     left, right = _parts(old), _parts(new)
     watched = [

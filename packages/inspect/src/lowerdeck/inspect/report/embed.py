@@ -1,4 +1,4 @@
-"""Data as JSON that is safe inside an HTML page, whatever the file it came from holds."""
+"""Encode untrusted data as JSON that is safe inside an HTML page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lowerdeck.serializer import printable
 Item = TypeVar("Item", bound=Hashable)
 
 LARGEST_EXACT = 2**53
-"""Whole numbers above this are not exact in a browser."""
+"""Integers above this are not exact in a browser."""
 
 _ESCAPES = {
     ord("<"): "\\u003c",  # no </script> and no <!--
@@ -21,14 +21,13 @@ _ESCAPES = {
 
 
 def number(value: int) -> int | float:
-    """Return ``value`` as a number that JavaScript reads without trouble.
+    """Return ``value`` as a number that JavaScript can represent.
 
     Args:
-        value: Any whole number; a hostile file holds sizes of thousands of digits.
+        value: Any integer; sizes in a malformed file may have thousands of digits.
 
     Returns:
-        The value itself where it is exact in a browser, else the nearest double, and at most
-        2**64 in either direction.
+        The value itself if it is exact in a browser, else the nearest double, limited to ±2**64.
     """
     if -LARGEST_EXACT <= value <= LARGEST_EXACT:
         return value
@@ -36,38 +35,36 @@ def number(value: int) -> int | float:
 
 
 def clip(text: str, length: int = 400) -> str:
-    """Return ``text`` printable, shortened in its middle when it is longer than ``length``.
+    """Return ``text`` escaped, and shortened in the middle if it is longer than ``length``.
 
     Args:
-        length: The most characters to keep.
+        length: Maximum number of characters.
     """
     if len(text) > length:
         half = length // 2
         text = f"{text[:half]} … {text[-half:]}"
-    # In a page nothing steers a terminal, but a character that turns the order of what follows
-    # would show a name as another one.
+    # Bidirectional control characters would show a name as another one.
     return printable(text)
 
 
 def json_for_page(data: Any) -> str:
-    """Return ``data`` as JSON to go inside a ``<script type="application/json">``.
+    """Return ``data`` as JSON for a ``<script type="application/json">`` element.
 
     Args:
-        data: Lists, dictionaries with text as keys, texts, finite numbers, truth values, None.
+        data: Lists, dictionaries with string keys, strings, finite numbers, booleans, None.
 
     Returns:
-        ASCII text without ``<``, ``>`` and ``&``, so nothing in it can end the element that
-        holds it or begin another.
+        ASCII text without ``<``, ``>`` and ``&``, which cannot end the element or begin another.
 
     Raises:
-        ValueError: A number is infinite or not a number; such values are shown as text.
+        ValueError: A number is infinite or not a number; such values must be passed as text.
     """
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(_ESCAPES)
 
 
 class Interned(Generic[Item]):
-    """Distinct items in order of first appearance, each with its number.
+    """Distinct items in order of first appearance, each with its index.
 
     Example:
         >>> names = Interned[str]()
@@ -81,10 +78,10 @@ class Interned(Generic[Item]):
         self._numbers: dict[Item, int] = {}
 
     def number_of(self, item: Item) -> int:
-        """Return the number of ``item``, which is new if it was not seen before."""
+        """Return the index of ``item``, adding it if it is new."""
         return self._numbers.setdefault(item, len(self._numbers))
 
     @property
     def items(self) -> list[Item]:
-        """Return the distinct items, at the positions that their numbers say."""
+        """Return the distinct items by index."""
         return list(self._numbers)

@@ -22,7 +22,7 @@ from lowerdeck.serializer import (
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A run of bytes of the file.
+    """A byte range of the file.
 
     Attributes:
         kind: ``program``, ``constants``, ``state``, ``delegate``, ``named`` or ``unused``.
@@ -58,11 +58,7 @@ class Placement:
 
 
 def sections_entry(placement: Placement) -> list[dict[str, Any]]:
-    """Return the sections of a file by offset, with the padding between them made visible.
-
-    Args:
-        placement: Where the parts are.
-    """
+    """Return the sections of a file by offset, including the padding between them."""
     sections = []
     end = 0
     for section in sorted(placement.sections, key=lambda s: (s.offset, -s.nbytes)):
@@ -87,8 +83,7 @@ def stored_entry(program: Program, placement: Placement | None) -> list[dict[str
     """Return every constant, initial value, delegate and named blob, largest first.
 
     Args:
-        program: The program that holds them.
-        placement: Where they are in the file; None for a program that is in no file.
+        placement: Offsets in the file; None for a program without a file.
     """
     offsets: dict[str, Mapping[int, int]] = {}
     if placement is not None:
@@ -118,14 +113,14 @@ def stored_entry(program: Program, placement: Placement | None) -> list[dict[str
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One thing that a program stores.
+    """One constant, initial value, delegate or named blob.
 
     Attributes:
         kind: ``constants``, ``state``, ``delegate`` or ``named``.
-        index: Its index among those of its kind.
+        index: Index among the entries of its kind.
         name: Name of the parameter or buffer, backend, or key; None for a nameless constant.
-        what: Its type and its first reader.
-        tensor: The first tensor that is it, for a constant or an initial value.
+        what: Type and first reader.
+        tensor: The first tensor with this constant or initial value.
     """
 
     kind: str
@@ -137,12 +132,12 @@ class Stored:
 
     @property
     def label(self) -> str:
-        """Return the name, or kind and number where there is none."""
+        """Return the name, or kind and index without a name."""
         return self.name if self.name is not None else f"{self.kind} {self.index}"
 
 
 def all_stored(program: Program) -> Iterator[Stored]:
-    """Yield everything that a program stores, in the order of its tables."""
+    """Yield all stored data of a program, in the order of its tables."""
     constants, state = _users_by_buffer(program)
     for kind, users, buffers in (
         ("constants", constants, program.constant_buffer),
@@ -188,7 +183,7 @@ def _users_by_buffer(program: Program) -> tuple[_Users, _Users]:
 
 
 def _first_readers(plan: ExecutionPlan) -> dict[int, str]:
-    """Return for each value that a kernel or delegate touches the first one that does."""
+    """Return the first kernel or delegate that uses each value."""
     readers: dict[int, str] = {}
     for time, step in enumerate(steps(plan)):
         name = callee(plan, step)

@@ -29,10 +29,10 @@ class Block:
         value: Index of the tensor among the values of the method.
         offset: First byte within that memory.
         nbytes: Size in bytes; for a dynamic shape its upper bound.
-        born: First instruction that touches it, or that wrote the bytes of a view; 0 for inputs
-            and state.
-        dies: Last instruction that touches it; the last of all for outputs and state.
-        sources: The tensors that wrote the bytes of a view, which no instruction makes.
+        born: First instruction that uses it, or that wrote the bytes of a view; 0 for inputs and
+            state.
+        dies: Last instruction that uses it; the method's last for outputs and state.
+        sources: The tensors that wrote the bytes of a view without an instruction.
     """
 
     value: int
@@ -45,14 +45,14 @@ class Block:
 
 
 def steps(plan: ExecutionPlan) -> Iterator[InstructionArguments]:
-    """Yield what each instruction of a method does, all chains one after the other."""
+    """Yield the arguments of each instruction of a method, chain by chain."""
     for chain in plan.chains:
         for instruction in chain.instructions:
             yield instruction.instr_args
 
 
 def columns_of(step: InstructionArguments) -> tuple[str, int, list[int]]:
-    """Return the kind of an instruction, a letter; what it calls or where it jumps; its values."""
+    """Return an instruction's kind (a letter), callee or jump destination, and values."""
     match step:
         case KernelCall(operator, args):
             return "k", operator, args
@@ -67,10 +67,10 @@ def columns_of(step: InstructionArguments) -> tuple[str, int, list[int]]:
 
 
 def callee(plan: ExecutionPlan, step: InstructionArguments) -> str | None:
-    """Return the operator or the delegate that an instruction calls.
+    """Return the operator or delegate that an instruction calls.
 
     Args:
-        step: The instruction, whose index may lead nowhere.
+        step: The instruction; its index may be out of range.
 
     Returns:
         The full name of the operator, or ``delegate`` with the backend; None for other steps.
@@ -88,13 +88,13 @@ def callee(plan: ExecutionPlan, step: InstructionArguments) -> str | None:
 def planned_blocks(plan: ExecutionPlan) -> list[Block]:
     """Return a rectangle for each tensor of ``plan`` in planned memory.
 
-    A lifetime is the run from the first to the last instruction that touches the tensor, itself
-    or through a list or a moved handle; that of a view begins where its bytes were written. A
-    loop keeps alive what it found when it began. Tensors with a name or an initial value are
-    state and live through the whole method.
+    A lifetime spans the first to the last instruction that uses the tensor, directly or through a
+    list or a moved handle; that of a view starts when its bytes are written. A tensor that is live
+    when a loop starts stays live until the loop ends. Tensors with a name or an initial value are
+    state and are live during the whole method.
 
     Returns:
-        The rectangles in order of value index; a tensor that nothing touches has none.
+        The rectangles in order of value index; unused tensors have none.
     """
     uses = _Uses(plan)
     return [
@@ -113,7 +113,7 @@ def planned_blocks(plan: ExecutionPlan) -> list[Block]:
 
 
 def is_state(tensor: Tensor) -> bool:
-    """Return whether a planned tensor keeps its value from one run to the next.
+    """Return whether a planned tensor keeps its value between runs.
 
     Args:
         tensor: A tensor in planned memory.
@@ -125,10 +125,10 @@ def is_state(tensor: Tensor) -> bool:
 
 
 class _Uses:
-    """First and last touch of each value, gathered in one pass over the instructions.
+    """First and last use of each value, collected in one pass over the instructions.
 
     Attributes:
-        sources: For each view the values that wrote its bytes.
+        sources: The values that wrote the bytes of each view.
     """
 
     def __init__(self, plan: ExecutionPlan) -> None:
@@ -153,7 +153,7 @@ class _Uses:
         self._end = max(count - 1, 0)
         for value in plan.outputs:
             self._touch(value, self._end)
-        # The bytes under a moved handle are read wherever the handle's new owner is read.
+        # The bytes of a moved handle are read when its target is read.
         for source, target in reversed(moves):
             self._touch(source, self._last[target])
         self._spread_lists()
@@ -161,7 +161,7 @@ class _Uses:
         self._spread_loops(_merged(loops))
 
     def spans(self) -> Iterator[tuple[int, Tensor, tuple[int, int]]]:
-        """Yield index, tensor and lifetime of every tensor that is touched, or is state."""
+        """Yield index, tensor and lifetime of every tensor that is used or is state."""
         for index, evalue in enumerate(self._plan.values):
             if not isinstance(evalue.val, Tensor):
                 continue
@@ -184,7 +184,7 @@ class _Uses:
             last[value] = time
 
     def _spread_lists(self) -> None:
-        # Once for each list, not once for each use: a list may be long and used often.
+        # Once per list, not per use: a list may be long and used often.
         for index, evalue in enumerate(self._plan.values):
             if isinstance(evalue.val, TensorList | OptionalTensorList) and index in self._first:
                 for member in evalue.val.items:

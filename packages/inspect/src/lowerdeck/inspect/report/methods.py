@@ -1,4 +1,4 @@
-"""A method in columns: instructions, operators, delegates, planned memory."""
+"""The page data of a method: instructions, operators, delegates, planned memory."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def method_entry(
     frames: Interned[Frame],
     watched: Watched,
 ) -> dict[str, Any]:
-    """Return all that the page shows of one method.
+    """Return the page data of one method.
 
     Args:
-        delegates: What is known of the bytes of the delegates.
-        texts: Where texts are kept.
-        frames: Where frames of stack traces are kept.
+        delegates: Page data of the delegates.
+        texts: Table of strings of the page.
+        frames: Table of stack frames of the page.
         watched: Times of calls from a trace.
     """
     return {
@@ -52,9 +52,9 @@ def method_entry(
 
 
 def _instructions(plan: ExecutionPlan, frames: Interned[Frame]) -> dict[str, Any]:
-    """Return columns: kind (a letter), target, args, outs, stack (a number in stacks or -1).
+    """Return columns: kind (a letter), target, args, outs, stack (an index into stacks or -1).
 
-    ``outs`` counts the arguments at the end that are results, including the return value.
+    ``outs`` is the number of results at the end of the arguments, including the return value.
     """
     kinds, targets, args, outs = [], [], [], []
     for step in steps(plan):
@@ -85,7 +85,7 @@ def _instructions(plan: ExecutionPlan, frames: Interned[Frame]) -> dict[str, Any
 
 
 def _operators(plan: ExecutionPlan) -> list[dict[str, Any]]:
-    """Name, number of calls, bytes written and bytes read by each operator."""
+    """Return the name, number of calls, bytes written and bytes read of each operator."""
     written, read = _bytes_by_operator(plan)
     calls = Counter(step.op_index for step in steps(plan) if isinstance(step, KernelCall))
     return [

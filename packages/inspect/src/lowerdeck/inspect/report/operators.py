@@ -1,4 +1,4 @@
-"""The operators inside payloads: XNNPACK's, and those that an installed package opens."""
+"""The operators inside payloads of XNNPACK and of backends with an installed reader."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 XNNPACK = "XnnpackBackend"
 PAYLOADS = "lowerdeck.payloads"
-"""The entry-point group of functions that open payloads, under the ids of their backends."""
+"""Entry-point group of functions that read payloads, by backend id."""
 
 _MOST_NODES = 400
 _MOST_SIZES = 6
@@ -32,16 +32,16 @@ class Contents:
     """Contents of a payload.
 
     Attributes:
-        operators: How often it has each operator, the most frequent first.
-        constant_bytes: Bytes of its constants, each once.
-        lines: The first nodes in order, each with what it takes and makes: types, sizes, scales,
-            bytes of constants.
-        links: For each line where it takes from: the number of an earlier line, or -1 - n for
+        operators: Number of nodes of each operator, the most frequent first.
+        constant_bytes: Bytes of distinct constants.
+        lines: The first nodes in order, with the types, sizes, scales and constant bytes of their
+            inputs and outputs.
+        links: The sources of each line's inputs: the index of an earlier line, or -1 - n for
             argument n of the delegate.
-        results: For numbers of arguments the line that makes them.
-        left_out: How many nodes have no line.
-        closed: Why nothing is shown; "" if something is.
-        needs: The oldest release of ExecuTorch that loads it and why, if 1.4 does not.
+        results: The line that produces each output argument, by argument index.
+        left_out: Number of nodes without a line.
+        closed: Why the payload is not shown, else "".
+        needs: The oldest release of ExecuTorch that loads the payload and why, if 1.4 does not.
     """
 
     operators: dict[str, int] = field(default_factory=dict)
@@ -55,15 +55,15 @@ class Contents:
 
 
 def contents_of(blob: memoryview, backend: str = XNNPACK) -> Contents:
-    """Return what a payload holds.
+    """Return the contents of a payload.
 
     Args:
         blob: The bytes of a delegate.
         backend: Id of its backend.
 
     Returns:
-        The contents, or why they are not shown: reporting on a file must not fail on a blob
-        that is malformed or of an unknown backend.
+        The contents, or why they are not shown: a report must not fail on a malformed blob or an
+        unknown backend.
     """
     opener = _opener(backend)
     if opener is None and is_xnnpack(blob):
@@ -80,7 +80,7 @@ def contents_of(blob: memoryview, backend: str = XNNPACK) -> Contents:
 
 @cache
 def _openers() -> dict[str, EntryPoint]:
-    # Once: a file may name a new backend in each of a thousand delegates.
+    # Cached: a file may name a new backend in each of a thousand delegates.
     return {entry.name: entry for entry in installed_entries(PAYLOADS)}
 
 
@@ -119,8 +119,8 @@ def _contents(graph: PayloadGraph) -> Contents:
 def _flow(
     arguments: Mapping[int, int], nodes: Sequence[PayloadNode]
 ) -> tuple[tuple[tuple[int, ...], ...], dict[int, int]]:
-    """Return the links between nodes, and which node makes which argument of the delegate."""
-    # Where a value is from so far; of a broken payload a node may read what comes after it.
+    """Return the links between nodes, and the node that produces each output of the delegate."""
+    # Producers so far; in an invalid payload a node may read the output of a later node.
     source: dict[int, int] = {}
     for position, value in arguments.items():
         source.setdefault(value, -1 - position)
@@ -146,7 +146,7 @@ def _listed(ids: Sequence[int], texts: Mapping[int, str]) -> str:
 
 
 def _named(name: str) -> str:
-    # It may be the file's own word.
+    # The name may come from the file.
     return clip(name, _LONGEST)
 
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page out of data, styles and scripts."""
+"""Create a self-contained HTML page from data, styles and scripts."""
 
 from __future__ import annotations
 
@@ -37,21 +37,20 @@ _OWN = (
 
 
 def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "") -> str:
-    """Return an HTML page that shows ``data`` and asks nothing of the network.
+    """Return a self-contained HTML page that shows ``data``.
 
-    The page has a base that all our pictures share: elements that take names as text only, lists
-    that hold only the rows one can see, tables that sort, graphs that one can move in, a search,
-    and a style in light and dark. Other packages draw theirs on it.
+    The page includes a base library, also for other packages: elements with text content only,
+    virtualized lists, sortable tables, zoomable graphs, a search, and light and dark styles.
 
     Args:
-        data: What to draw; anything that JSON can say, except infinite numbers.
+        data: JSON-compatible data without infinite numbers.
         title: Title of the page.
         script: JavaScript that defines ``showPage(data)``.
-        style: CSS after that of the base.
+        style: CSS, appended to that of the base.
 
     Returns:
-        The text of the page, to be written as UTF-8. A content security policy in it admits only
-        the style and the script in it, by their hashes.
+        The page, to be written as UTF-8. Its content security policy admits only its own style and
+        script, by hash.
 
     Raises:
         ValueError: ``data`` holds a number that is infinite or not a number.
@@ -64,9 +63,9 @@ def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "")
         2
     """
     styles = "\n".join([_asset("report.css"), style])
-    # In a separate block a script may call what it likes as the base does.
+    # A separate block, so that the script's names cannot conflict with the base's.
     parts = [*map(_asset, _BEFORE), "{", script, *map(_asset, _AFTER), "}"]
-    whole = "\n".join(['"use strict";', "(() => {", *parts, "})();"])
+    whole_script = "\n".join(['"use strict";', "(() => {", *parts, "})();"])
     policy = "; ".join(
         [
             "default-src 'none'",
@@ -74,14 +73,14 @@ def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "")
             "form-action 'none'",
             "img-src data:",
             f"style-src '{_digest(styles)}'",
-            f"script-src '{_digest(whole)}'",
+            f"script-src '{_digest(whole_script)}'",
         ]
     )
     return Template(_asset("page.html")).substitute(
         policy=html.escape(policy),
         title=html.escape(printable(title)),
         style=styles,
-        script=whole,
+        script=whole_script,
         data=json_for_page(data),
     )
 
@@ -92,7 +91,7 @@ def own_script() -> str:
 
 
 def _asset(name: str) -> str:
-    # importlib.resources would do the same, but takes a tenth of this package's import time.
+    # importlib.resources is equivalent, but takes a tenth of this package's import time.
     return (get_data(__package__, f"assets/{name}") or b"").decode()
 
 

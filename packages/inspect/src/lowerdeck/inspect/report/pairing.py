@@ -1,4 +1,4 @@
-"""Pair the instructions of two methods, in time near linear in their number."""
+"""Pair the instructions of two methods in nearly linear time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 
 _LARGEST_EXACT = 40_000
-"""Gaps whose sides multiply to at most this are matched exactly, larger ones by anchors."""
+"""Gaps are matched exactly if the product of their lengths is at most this, else by anchors."""
 
 _WORK = 64
 """Items to compare for each input item. Ordinary pairs take a few; input constructed to split off
@@ -21,23 +21,23 @@ Row = tuple[int, int]
 def pair_rows(old: Sequence[Hashable], new: Sequence[Hashable]) -> list[Row]:
     """Return pairs of items of two sequences, in order.
 
-    Equal beginnings and ends are paired first, then items that occur once on either side and in
-    the same order (as patience diff does), then what is between.
+    Common prefixes and suffixes are paired first, then unique common items in order (as in
+    patience diff), then the gaps between them.
 
     Args:
         old: Keys of the first sequence.
         new: Keys of the second.
 
     Returns:
-        Pairs of indices, -1 for none: ``(3, 4)`` for equal items, ``(3, -1)`` for one that is
-        gone, ``(-1, 4)`` for one that came.
+        Pairs of indices, -1 for none: ``(3, 4)`` for equal items, ``(3, -1)`` for a removed item,
+        ``(-1, 4)`` for an added one.
 
     Example:
         >>> pair_rows("abc", "abxc")
         [(0, 0), (1, 1), (-1, 2), (2, 3)]
     """
     rows: list[Row] = []
-    # A stack in place of recursion: anchors split the gap before them, what follows waits.
+    # A stack in place of recursion: anchors split a gap into smaller ones.
     waiting = [(0, len(old), 0, len(new))]
     work = _WORK * (len(old) + len(new)) + _LARGEST_EXACT
     while waiting:
@@ -89,7 +89,7 @@ def _exact(
 def _anchors(
     old: Sequence[Hashable], new: Sequence[Hashable], left: range, right: range
 ) -> list[Row]:
-    """Return the longest rising run of items that occur once on either side."""
+    """Return the longest increasing subsequence of items that occur once on each side."""
     in_old = Counter(old[i] for i in left)
     in_new = Counter(new[i] for i in right)
     index = {new[i]: i for i in right if in_new[new[i]] == 1}

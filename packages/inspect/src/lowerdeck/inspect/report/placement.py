@@ -7,10 +7,10 @@ from lowerdeck.serializer import DataLocation, PteFile
 
 
 def placement_of(file: PteFile) -> Placement:
-    """Return where each part of an open file is, counted from the file's first byte.
+    """Return the offset of each part of an open file, from the start of the file.
 
     Raises:
-        FormatError: The tables that say so are malformed.
+        FormatError: The tables with the offsets are malformed.
     """
     base = file.header.segment_base_offset if file.header is not None else 0
     starts = [base + segment.offset for segment in file.segments]
@@ -29,7 +29,7 @@ def placement_of(file: PteFile) -> Placement:
         labels[constants.segment_index] = ("constants", "constants")
     sections = [Section("program", "program", 0, file.program_size)]
     for index, segment in enumerate(file.segments):
-        kind, label = labels.get(index, ("unused", f"segment {index}, used by nothing"))
+        kind, label = labels.get(index, ("unused", f"segment {index}, unused"))
         if segment.size:
             sections.append(Section(kind, label, starts[index], segment.size))
     return Placement(
@@ -43,12 +43,12 @@ def placement_of(file: PteFile) -> Placement:
 
 
 def _file_offsets(starts: list[int], segment: int, offsets: list[int]) -> list[int]:
-    # The official writer names a segment that does not exist when it holds nothing.
+    # The official writer refers to a missing segment if there is no data.
     return [starts[segment] + offset for offset in offsets] if segment < len(starts) else []
 
 
 def _delegate_segments(file: PteFile) -> dict[int, int]:
-    """Return for each segment of a delegate its index among the program's delegate bytes."""
+    """Return the index in ``backend_delegate_data`` of each delegate segment."""
     segments: dict[int, int] = {}
     for entry in file.delegates:
         if entry.location is DataLocation.SEGMENT:

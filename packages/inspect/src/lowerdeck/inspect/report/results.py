@@ -8,13 +8,13 @@ from lowerdeck.serializer import ExecutionPlan, OptionalTensorList, TensorList
 
 
 def result_count(plan: ExecutionPlan, args: Sequence[int]) -> int:
-    """Return how many arguments of a kernel, counted from the last, are its results.
+    """Return the number of a kernel's results, which are its last arguments.
 
-    The last is the return value. The out arguments before it are the same value again, or the
-    members of a list; a kernel that works in place has none.
+    The last argument is the return value. The out arguments before it are the same value, or the
+    members of a list; an in-place kernel has none.
 
     Args:
-        args: The arguments of the call, as indices of values.
+        args: Value indices of the call's arguments.
     """
     if not args:
         return 0
@@ -30,7 +30,7 @@ def list_members(plan: ExecutionPlan, index: int) -> Sequence[int]:
     """Return the values in a list of tensors; none for any other value.
 
     Args:
-        index: Index of the value, which may lead nowhere.
+        index: Index of the value; may be out of range.
     """
     if 0 <= index < len(plan.values):
         value = plan.values[index].val

@@ -12,7 +12,8 @@ from lowerdeck.serializer import ExecutionPlan, Program, TraceError, method_dige
 
 Watched = Mapping[str, Mapping[tuple[int, int], dict[str, Any]]]
 """By method, then by chain and instruction: ``time`` in microseconds, ``module``, ``samples`` of
-what it computed, and ``parts`` and ``inside``, times and samples of operators in a delegate."""
+results, and ``parts`` and ``inside``, times and samples of operators in a delegate.
+"""
 
 _MOST_PARTS = 4096
 _MOST_SAMPLES = 64
@@ -22,32 +23,33 @@ def watched_by(trace: str, program: Program) -> Watched:
     """Return the times of a program's instructions from a trace.
 
     Args:
-        trace: JSON, as ``Profile.chrome_trace`` of lowerdeck-runner gives it.
-        program: What it is a trace of, by the digests of methods in the trace.
+        trace: JSON from lowerdeck-runner's ``Profile.chrome_trace``.
+        program: The traced program, identified by the method digests in the trace.
 
     Raises:
-        TraceError: It is none, or of another program.
+        TraceError: The trace is invalid, or belongs to another program.
     """
     try:
         document = json.loads(trace)
         measured, digests = _watched(document["traceEvents"]), {**document["otherData"]["digests"]}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise TraceError(
-            f"found {clip(trace, 40)!r}, expected a trace as `lowerdeck run FILE --trace OUT` "
-            f"writes it ({type(error).__name__}: {error})"
+            f"found {clip(trace, 40)!r}, expected a trace from `lowerdeck run FILE --trace OUT` "
+            f"({type(error).__name__}: {error})"
         ) from error
     plans = {plan.name: plan for plan in program.execution_plan}
     if measured and not plans.keys() & measured.keys():
         raise TraceError(
             f"the trace is of {', '.join(map(clip, measured))}, the file has "
-            f"{', '.join(map(clip, sorted(plans))) or 'no method'}: take the trace of this file"
+            f"{', '.join(map(clip, sorted(plans))) or 'no method'}: use a trace of this file"
         )
     for name in plans.keys() & measured.keys():
-        there, here = clip(str(digests.get(name)), 40), method_digest(program, plans[name])
-        if there != here:
+        trace_digest = clip(str(digests.get(name)), 40)
+        digest = method_digest(program, plans[name])
+        if trace_digest != digest:
             raise TraceError(
-                f"the trace of {clip(name)!r} is of another program: its digest is {there}, that "
-                f"of the file {here}; take the trace of this file"
+                f"the trace of {clip(name)!r} is of another program: its digest is "
+                f"{trace_digest}, that of the file {digest}; use a trace of this file"
             )
     return measured
 
@@ -80,7 +82,7 @@ def _watched(events: list[dict[str, Any]]) -> Watched:
 
 
 def _samples(about: Mapping[str, Any]) -> list[float | None]:
-    """Return some numbers of a result."""
+    """Return the sampled numbers of a result, None for infinite and NaN."""
     samples = [None if sample is None else float(sample) for sample in about.get("samples", [])]
     return [sample if sample is None or math.isfinite(sample) else None for sample in samples][
         :_MOST_SAMPLES

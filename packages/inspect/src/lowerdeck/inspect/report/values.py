@@ -1,4 +1,4 @@
-"""The values of a method as short texts that a person can read."""
+"""Short descriptions of a method's values."""
 
 from __future__ import annotations
 
@@ -51,21 +51,15 @@ _DTYPES = {
 
 
 def dtype_name(scalar_type: ScalarType) -> str:
-    """Return the name that torch gives an element type, such as ``float32``.
-
-    Args:
-        scalar_type: The element type of a tensor.
-    """
+    """Return torch's name of an element type, such as ``float32``."""
     return _DTYPES.get(scalar_type, scalar_type.name.lower())
 
 
 def tensor_text(tensor: Tensor) -> str:
     """Return type and shape, such as ``float32[1, 3, 224, 224]``.
 
-    A dynamic shape is ``float32 at most [1, 3, 224, 224]``: a file does not say which sizes vary.
-
-    Args:
-        tensor: Any tensor of a method.
+    A dynamic shape is ``float32 at most [1, 3, 224, 224]``: files do not store which sizes are
+    dynamic.
     """
     bound = "" if tensor.shape_dynamism is TensorShapeDynamism.STATIC else " at most "
     sizes = ", ".join(map(str, tensor.sizes[:_LONGEST_LIST]))
@@ -77,11 +71,10 @@ def value_text(value: KernelTypes, values: Sequence[EValue]) -> str:
     """Return one value as a short text.
 
     Args:
-        values: All values of its method, which lists refer to.
+        values: All values of the method, for members of lists.
 
     Returns:
-        A tensor's type and shape, or a literal as Python would write it; tensors in lists are
-        ``%index``.
+        A tensor's type and shape, or a Python literal; tensors in lists are ``%index``.
     """
     match value:
         case Tensor():
@@ -111,12 +104,12 @@ def values_table(plan: ExecutionPlan, texts: Interned[str]) -> dict[str, Any]:
     """Return the values of a method in columns, one entry for each value.
 
     Args:
-        texts: Where the texts are kept; the columns hold their numbers.
+        texts: Table of strings of the page; the columns hold indices into it.
 
     Returns:
         ``text``; ``name`` (-1 for none); ``role``, one letter: ``i`` input, ``o`` output,
         ``b`` both, ``c`` constant, ``x`` external constant, ``s`` state, ``t`` intermediate
-        tensor, ``l`` list of tensors, ``-`` anything else; ``nbytes`` of tensors, 0 for others;
+        tensor, ``l`` list of tensors, ``-`` other; ``nbytes`` of tensors, 0 for others;
         ``note`` (-1 for none); ``members``, the values in each list of tensors.
     """
     inputs, outputs = frozenset(plan.inputs), frozenset(plan.outputs)
@@ -176,7 +169,7 @@ def _role(value: KernelTypes, is_input: bool, is_output: bool) -> str:
 
 
 def _note(value: KernelTypes) -> str | None:
-    """Say what is unusual about a tensor."""
+    """Return unusual properties of a tensor as text."""
     if not isinstance(value, Tensor):
         return None
     notes = []

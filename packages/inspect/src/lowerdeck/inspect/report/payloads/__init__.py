@@ -1,1 +1,1 @@
-"""Payloads of delegates, in one form for every backend."""
+"""Payloads of delegates in a common form for all backends."""

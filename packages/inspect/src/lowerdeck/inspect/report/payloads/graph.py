@@ -1,4 +1,4 @@
-"""Nodes and values in the payload of a delegate of any backend."""
+"""Nodes and values of a delegate's payload, for any backend."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class PayloadValue:
     """A value in a payload.
 
     Attributes:
-        shape: Its sizes, as text where one is not known.
-        constant_bytes: How many bytes it takes in the payload, None if it is computed.
-        detail: What else there is to say of it, such as its scale.
+        shape: Sizes; text for an unknown size.
+        constant_bytes: Its size in the payload, None if it is computed.
+        detail: Further properties, such as its scale.
     """
 
     dtype: str
@@ -27,9 +27,9 @@ class PayloadNode:
     """An operator in a payload.
 
     Attributes:
-        inputs: Ids of the values that it reads.
-        outputs: Ids of the values that it makes.
-        detail: What else there is to say of it, such as its limits.
+        inputs: Ids of the input values.
+        outputs: Ids of the output values.
+        detail: Further properties, such as output limits.
     """
 
     operator: str
@@ -40,14 +40,14 @@ class PayloadNode:
 
 @dataclass(frozen=True, slots=True)
 class PayloadGraph:
-    """Nodes and values of a payload, as a function of ``lowerdeck.payloads`` returns them.
+    """Nodes and values of a payload, returned by entry points of ``lowerdeck.payloads``.
 
     Attributes:
-        nodes: In the order in which they run.
-        arguments: For arguments of the delegate, inputs before outputs, the ids of their values.
-        constant_bytes: Bytes of all constants, those that are shared once.
-        nested: How often there are which operators inside the bodies of loops and branches.
-        needs: The oldest release of ExecuTorch that loads it and why, if 1.4 does not.
+        nodes: Nodes in execution order.
+        arguments: Value ids by argument index of the delegate, inputs before outputs.
+        constant_bytes: Bytes of all distinct constants.
+        nested: Number of each operator inside the bodies of loops and branches.
+        needs: The oldest release of ExecuTorch that loads the payload and why, if 1.4 does not.
     """
 
     nodes: tuple[PayloadNode, ...]

@@ -1,4 +1,4 @@
-"""XNNPACK's payloads in the form for every backend."""
+"""Convert XNNPACK payloads to the common form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAGIC = (b"XH00", b"XN00", b"XN01")
 
 
 def is_xnnpack(blob: memoryview) -> bool:
-    """Return whether a payload begins as XNNPACK's do.
+    """Return whether a payload has the identifier of XNNPACK.
 
     Args:
         blob: The bytes of a delegate.
@@ -18,24 +18,24 @@ def is_xnnpack(blob: memoryview) -> bool:
 
 
 def xnnpack_graph(blob: memoryview) -> PayloadGraph:
-    """Return what a payload of XNNPACK holds.
+    """Return the nodes and values of an XNNPACK payload.
 
     Args:
         blob: The bytes of a delegate.
 
     Raises:
-        FormatError: They are broken, or not XNNPACK's.
+        FormatError: The payload is malformed, or not XNNPACK's.
     """
     graph = decode_payload(blob)
     ids = {number for node in graph.nodes for number in (*node.inputs, *node.outputs)}
     return PayloadGraph(
         nodes=tuple(map(_node, graph.nodes)),
-        # Each once: a value with a million scales may be read by every node.
+        # Each value once: one with a million scales may be read by every node.
         values={value.id: _value(value) for value in graph.values if value.id in ids},
         arguments={
             value.external_id: value.id for value in graph.values if value.external_id is not None
         },
-        # One that two values share is one entry, under a key or at a place of the payload.
+        # Shared constants have the same key or offset, and count once.
         constant_bytes=sum(
             {(item.key or item.offset): item.size for item in graph.constants}.values()
         ),
@@ -61,11 +61,11 @@ def _scales(how: XnnEncoding) -> str:
     if not how.scheme:
         return ""
     if how.scheme == "token":
-        return "scales found at run time"
+        return "scales computed at run time"
     if how.scheme == "tensor":
         return f"scale {how.scale:.6g} zero {how.zero_point}"
     which = "channel" if how.scheme == "channel" else f"{how.group_size}"
-    # Scales in the file's named data are not in the payload.
+    # Scales in named data are not in the payload.
     span = f" {_span(min(how.scales), max(how.scales))}" if how.scales else ""
     return f"scales{span} for each {which}"
 
