@@ -233,7 +233,7 @@ def test_what_a_module_does_more_often_in_eager_is_not_compared(method: Any) -> 
 
 
 def test_inputs_that_are_no_tuple_are_refused(method: Any) -> None:
-    with pytest.raises(InputError, match=r"found a Tensor as the inputs.*\(x,\)"):
+    with pytest.raises(InputError, match=r"found a Tensor as inputs.*\(x,\)"):
         compare(load(program_of(method)), Model(), torch.ones(4))  # type: ignore[arg-type]
 
 

@@ -121,7 +121,7 @@ def test_a_runtime_that_counts_its_inputs_is_believed(method: Any) -> None:
     program = method.ends([x], [out])
     forward = load(program, backends={"Doubler": Counting(1)}).method()
     assert forward.run_flat([torch.ones(2)])[0].tolist() == [2.0, 2.0]
-    with pytest.raises(ProgramError, match="takes 3 inputs; the call has 2 values"):
+    with pytest.raises(ProgramError, match="reports 3 inputs; the call has 2 values"):
         load(program, backends={"Doubler": Counting(3)}).method()
 
 

@@ -122,7 +122,7 @@ def test_fixed_numbers_are_those_of_the_export(number: float, method: Any) -> No
     x = method.tensor([1])
     forward = load(method.ends([x, method.double(number)], [x])).method()
     assert torch.equal(forward.run_flat([value(1), number])[0], value(1))
-    with pytest.raises(InputError, match=r"is 6\.0; the program was exported for"):
+    with pytest.raises(InputError, match=r"is 6\.0; the program is specialized to"):
         forward.run_flat([value(1), 6.0])
 
 

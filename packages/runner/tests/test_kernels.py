@@ -79,7 +79,9 @@ def test_a_file_cannot_open_files(method: Any, tmp_path: Path) -> None:
 def test_operators_that_crash_on_wrong_arguments_are_refused(method: Any, name: str) -> None:
     x = method.tensor([4])
     method.call(name, x, x)
-    with pytest.raises(MissingKernelError, match="a file may call what the ExecuTorch runtime"):
+    with pytest.raises(
+        MissingKernelError, match="files may call operators that the ExecuTorch runtime"
+    ):
         load(method.ends([x], [x])).method()
 
 

@@ -149,7 +149,7 @@ def _empty(build: Any) -> Any:
         (lambda build: b"these are notes", {}, "file identifier"),
         (_with_name_twice, {}, "the same name"),
         (_jumping_nowhere, {}, "the program cannot be used: "),
-        (_named_twice, {"data": ptd(GOOD)}, "both the program and the external data hold 'w'"),
+        (_named_twice, {"data": ptd(GOOD)}, "both the program and the external data contain 'w'"),
         (_empty, {"memory": "loose"}, "memory is 'loose'"),
         (_empty, {"method": "other"}, "no method 'other'; the program has forward"),
     ],

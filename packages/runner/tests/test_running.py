@@ -36,9 +36,8 @@ def test_a_program_that_writes_a_constant_is_refused(build: Any) -> None:
     m.move(c, target)
     add(m, x, x, target)
     program = load(m.ends([x], [target]))
-    shared = "shares its memory"
-    for name, told in {"itself": "is a constant", "view": shared, "move": shared}.items():
-        with pytest.raises(ProgramError, match=told):
+    for name in ("itself", "view", "move"):
+        with pytest.raises(ProgramError, match="a constant or an alias of one"):
             program.method(name)
 
 
@@ -54,7 +53,9 @@ def test_dynamic_results_take_the_shape_of_each_call(method: Any) -> None:
 def test_a_result_beyond_its_bound_is_an_error(method: Any) -> None:
     x, out = method.tensor([4]), method.tensor([2], dynamic=True)
     add(method, x, x, out)
-    with pytest.raises(ExecutionError, match=r"instruction 0 \(aten::add.out\).*memory for \[2\]"):
+    with pytest.raises(
+        ExecutionError, match=r"instruction 0 \(aten::add.out\).*memory for at most \[2\]"
+    ):
         load(method.ends([x], [out])).run("forward", torch.zeros(4))
 
 
@@ -138,7 +139,7 @@ def test_wrong_arity_and_kinds_are_refused_when_the_method_is_loaded(build: Any)
     program = load(m.ends([x], [x]))
     with pytest.raises(ProgramError, match="called with 2 values; it takes 3"):
         program.method("arity")
-    with pytest.raises(ProgramError, match="a String; Tensor was expected"):
+    with pytest.raises(ProgramError, match="a String; expected Tensor"):
         program.method("kind")
 
 
@@ -147,13 +148,13 @@ def test_wrong_inputs_name_the_argument(method: Any) -> None:
     forward = load(method.ends([x, flag], [x])).method()
     good = torch.zeros(2, 3)
     for inputs, message in (
-        ([good], "1 inputs are given; the method takes 2"),
-        ([good.int(), 5], r"inputs\[0\] is torch.int32; torch.float32 was expected"),
-        ([torch.zeros(3, 3), 5], r"inputs\[0\] has shape \[3, 3\]; at most \[2, 3\]"),
+        ([good], "1 inputs given; the method takes 2"),
+        ([good.int(), 5], r"inputs\[0\] is torch.int32; expected torch.float32"),
+        ([torch.zeros(3, 3), 5], r"inputs\[0\] has shape \[3, 3\]; expected at most \[2, 3\]"),
         ([torch.zeros(3), 5], r"inputs\[0\] has shape \[3\]"),
         ([torch.zeros(3, 2).t(), 5], r"inputs\[0\] has strides .*contiguous\(\)"),
-        ([None, 5], r"inputs\[0\] is a NoneType; a tensor"),
-        ([good, 6], r"inputs\[1\] is 6; the program was exported for 5"),
+        ([None, 5], r"inputs\[0\] is a NoneType; expected a tensor"),
+        ([good, 6], r"inputs\[1\] is 6; the program is specialized to 5"),
         ([good, True], r"inputs\[1\] is True"),
         ([good.to("meta"), 5], r"inputs\[0\] .*meta"),
         ([good.to_sparse(), 5], r"inputs\[0\] .*sparse"),

@@ -1,4 +1,4 @@
-"""Private names of torch that this package uses."""
+"""Uses of private torch APIs."""
 
 from __future__ import annotations
 
@@ -38,13 +38,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SchemaArgument:
-    """One argument of an operator.
+    """Argument of an operator schema.
 
     Attributes:
-        type: Its type as the schema spells it, such as ``Optional[List[int]]``.
-        keyword_only: Whether it comes after the star.
-        is_out: Whether it is an ``out`` argument.
-        is_written: Whether the operator writes to it.
+        type: Type in schema syntax, such as ``Optional[List[int]]``.
+        is_written: Whether the operator mutates it.
     """
 
     name: str
@@ -55,7 +53,7 @@ class SchemaArgument:
 
 
 def find_overload(namespace: str, name: str, overload: str) -> OpOverload | None:
-    """Return the operator of torch with this name, or None."""
+    """Return the operator overload with this name, or None."""
     packet = getattr(getattr(torch.ops, namespace), name, None)
     if not isinstance(packet, OpOverloadPacket):
         return None
@@ -65,7 +63,7 @@ def find_overload(namespace: str, name: str, overload: str) -> OpOverload | None
 
 
 def operator_name(target: object) -> str | None:
-    """Return the name of an operator, such as ``aten::add``, or None for anything else."""
+    """Return the name of an operator, such as ``aten::add``, or None for other objects."""
     schema = find_schema(target)
     return None if schema is None else str(schema.name)
 
@@ -85,13 +83,13 @@ def schema_arguments(operator: OpOverload) -> tuple[SchemaArgument, ...]:
 
 
 def direct_call(operator: OpOverload) -> Callable[..., Any]:
-    """Return the callable of ``operator`` without a Python frame at each call."""
+    """Return the C++ callable of ``operator``, which adds no Python frame per call."""
     call: Callable[..., Any] = operator._op
     return call
 
 
 def registered_named_tuple(name: str) -> type | None:
-    """Return the named tuple registered under ``name``, or None; nothing is imported."""
+    """Return the named tuple class that pytree registered as ``name``, or None."""
     python_type = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
     return (
         python_type
@@ -112,7 +110,7 @@ def flatten_like(tree: object, spec: pytree.TreeSpec) -> list[Any] | None:
 
 
 def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
-    """Return the tree of structure ``spec`` with these ``leaves``."""
+    """Return ``leaves`` in the structure ``spec``."""
     return pytree.tree_unflatten(leaves, spec)
 
 
@@ -130,11 +128,6 @@ def leaves(tree: object) -> list[Any]:
 def flat_graph_inputs(
     program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Sequence[Any]:
-    """Return the inputs of a program's graph: parameters, buffers and constants, then user inputs.
-
-    Args:
-        args: Its inputs by position.
-        kwargs: Its inputs by name.
-    """
+    """Return a program's graph inputs: parameters, buffers and constants, then user inputs."""
     flat: Sequence[Any] = program._graph_module_flat_inputs(tuple(args), dict(kwargs))
     return flat

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = "executorch.extension.pybindings"
-_NAMES = ("_C", "_portable_lib")  # from 1.5 on, and before
+_NAMES = ("_C", "_portable_lib")  # from 1.5; before
 _OPENVINO = "OPENVINO_LIB_PATH"
 
 
 def official_binding_name() -> str | None:
-    """Return the module name of ExecuTorch's binding of its runtime, or None; nothing is imported.
-
-    It is not loaded.
+    """Return the name of ExecuTorch's binding module, or None; the module is not imported.
 
     Example:
         >>> from lowerdeck.runner import official_binding_name
@@ -33,12 +31,12 @@ def official_binding_name() -> str | None:
 
 
 def official_binding() -> dict[str, Any]:
-    """Return the contents of ExecuTorch's binding by name, with OpenVINO's library located.
+    """Return ExecuTorch's binding module as a dict; locate OpenVINO's library for it.
 
-    Load it in a separate process: the runtime aborts on some files, and it registers its operators
+    Call it in a separate process: the runtime aborts on some files and registers its operators
     with torch. All names in the binding are private. ExecuTorch's public module (``portable_lib``)
-    imports all of exir for the class of one warning: 6 s instead of 0.2 s, and a failure if a
-    dependency of exir is missing.
+    imports all of exir for one warning class: 6 s instead of 0.2 s, and a failure if a dependency
+    is missing.
 
     Raises:
         ModuleNotFoundError: executorch is not installed.

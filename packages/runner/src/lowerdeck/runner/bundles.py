@@ -1,4 +1,4 @@
-"""Programs with test cases, made from calls."""
+"""Bundle a program with test cases."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def make_bundle(
     data: Beside = None,
     backends: Mapping[str, BackendRuntime] | None = None,
 ) -> BundledProgram:
-    """Return a program with test cases, for ``lowerdeck.serializer.write_bundle``.
+    """Return a bundled program for ``lowerdeck.serializer.write_bundle``.
 
     Args:
         program: The ``.pte`` file, its bytes, or the program itself.
-        cases: For each method the inputs of its calls, each a tuple of arguments.
-        expected: For each method a function that computes the results, such as the eager model.
-            Without one the results are computed by the program in this runner: such cases
-            compare a device with this runner, not with the model.
+        cases: For each method, the argument tuple of each test case.
+        expected: For each method, a function that returns the expected results, such as the eager
+            model. By default this runner computes them: such cases compare a device with this
+            runner, not with the model.
         data: The ``.ptd`` file of the program.
         backends: Runtime halves of backends by id; they take precedence over installed ones.
 
     Raises:
         ProgramError: The program cannot be loaded.
-        InputError: Inputs do not fit, or an input or a result is not a tensor, an integer, a bool
-            or a float, which are all that such files can hold.
+        InputError: Inputs do not match the method, or an input or result is not a tensor, int,
+            bool or float.
         ExecutionError: A call failed.
 
     Example:
@@ -73,7 +73,7 @@ def make_bundle(
             method = loaded.clone().method(name)
             inputs = method.signature.flatten(tuple(args), {})
             where = f"{name}: test case {number}"
-            # Before the call, which may mutate them.
+            # Bundle inputs before the call mutates them.
             inputs_before = [
                 _bundled(value, f"{where}, input {i}") for i, value in enumerate(inputs)
             ]
@@ -82,7 +82,7 @@ def make_bundle(
                 count, results = len(results), leaves(computed[name](*args))
                 if len(results) != count:
                     raise InputError(
-                        f"{where}: {len(results)} results are expected; the program gives {count}"
+                        f"{where}: {len(results)} expected results; the program returns {count}"
                     )
             expected_results = [
                 _bundled(value, f"{where}, result {i}") for i, value in enumerate(results)
@@ -109,8 +109,8 @@ def _bundled(value: Any, where: str) -> BundledValue:
         return Double(value)
     if not isinstance(value, torch.Tensor) or value.dtype not in SCALAR_TYPES:
         raise InputError(
-            f"{where} is a {getattr(value, 'dtype', type(value).__name__)}; such files hold "
-            "tensors, whole numbers, truth values and floats"
+            f"{where} is a {getattr(value, 'dtype', type(value).__name__)}; bundles hold "
+            "only tensors, ints, bools and floats"
         )
     value = value.detach().cpu()
     order = dim_order_of(value)

@@ -1,4 +1,4 @@
-"""Sources of instructions in the user's code: debug handles, source lines, module paths."""
+"""Source locations of instructions: debug handles, source lines, module paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from lowerdeck.serializer import ExecutionPlan
 
 _TORCH = "-packages/torch/"
-"""Part of the path of torch's own files, on whatever machine the file was made."""
+"""Substring of the paths of torch's files on any machine."""
 
 
 class DebugMaps(Protocol):
@@ -17,29 +17,29 @@ class DebugMaps(Protocol):
 
     @property
     def debug_handle_map(self) -> Mapping[str, Mapping[int, Any]]:
-        """For each method, the source of each instruction.
+        """Source of each instruction, by method.
 
-        A source has ``handles``, ``operator``, ``node``, ``source_line`` and ``module_path``; the
-        texts are empty when unknown.
+        Sources have ``handles``, ``operator``, ``node``, ``source_line`` and ``module_path``;
+        unknown strings are empty.
         """
         ...
 
     @property
     def delegate_debug_maps(self) -> Mapping[str, Mapping[int, Any]]:
-        """For each method, the map of the backend for each instruction that calls a delegate."""
+        """The backend's debug map of each delegate call, by method."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """A line of the user's code.
+    """Location in the user's code.
 
     Attributes:
         handles: Debug handles of the nodes.
-        node: Name of the node, empty when unknown; the last of several.
+        node: Name of the (last) node, empty when unknown.
         source_line: The line, empty when unknown; several are joined.
         module_path: The module's path, empty when unknown; several are joined.
-        operator: Operator of the node, empty when unknown; that of the last of several.
+        operator: Operator of ``node``, empty when unknown.
     """
 
     handles: tuple[int, ...] = ()
@@ -50,11 +50,10 @@ class SourceLocation:
 
 
 class SourceFinder:
-    """Map the instructions of one method to lines of the user's code.
+    """Map the instructions of one method to source locations.
 
     Args:
-        plan: The method in the file; its stack traces are used if there are no maps.
-        maps: The maps of the emission, or None.
+        plan: The method; its stack traces are the fallback without maps.
     """
 
     def __init__(self, plan: ExecutionPlan, maps: DebugMaps | None) -> None:
@@ -83,7 +82,7 @@ class SourceFinder:
         """Return the sources of a debug identifier of a delegate.
 
         Args:
-            instruction: The instruction that calls the delegate.
+            instruction: Index of the delegate call.
             identifier: The identifier that the backend's runtime logged.
         """
         delegate = self._delegates.get(instruction)
@@ -99,7 +98,7 @@ class SourceFinder:
 
 
 def merged(parts: Sequence[SourceLocation]) -> SourceLocation:
-    """Return one source for several nodes."""
+    """Return the merged source of several nodes."""
 
     def joined(texts: Sequence[str]) -> str:
         return "; ".join(dict.fromkeys(text for text in texts if text))

@@ -1,4 +1,4 @@
-"""Delegates: find the runtime half of a backend, and bind calls of its delegates."""
+"""Find the runtime half of a backend, and bind delegate calls."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from lowerdeck.runner.values.tensors import TensorSpec
 from lowerdeck.serializer import CompileSpec
 
 RUNTIMES = "lowerdeck.runtimes"
-"""The entry-point group in which runtime halves are registered under their backend id."""
-_METHODS = ("init", "input_count", "execute")
+"""Entry-point group that registers runtime halves by backend id."""
+_REQUIRED_METHODS = ("init", "input_count", "execute")
 
 
 @runtime_checkable
 class BackendRuntime(Protocol):
-    """Protocol of the runtime half of a backend.
+    """Protocol of a backend's runtime half.
 
-    A class registered in the entry-point group ``lowerdeck.runtimes`` is instantiated without
-    arguments.
+    Classes in the entry-point group ``lowerdeck.runtimes`` are instantiated without arguments.
     """
 
     def init(
@@ -36,21 +35,21 @@ class BackendRuntime(Protocol):
         """Return a handle for one delegate of a program.
 
         Args:
-            blob: The payload, which is untrusted.
-            compile_specs: The settings stored with it.
+            blob: The untrusted payload.
+            compile_specs: The compile specs in the file.
             named_data: The program's blobs by key.
         """
         ...
 
     def input_count(self, handle: Any) -> int:
-        """Return the number of inputs of a call: the file lists inputs and outputs together."""
+        """Return the number of inputs of a call; the file lists inputs and outputs together."""
         ...
 
     def execute(self, handle: Any, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
         """Return the outputs of one call.
 
         Args:
-            inputs: The inputs; tensors are the program's memory: do not write or keep them.
+            inputs: Tensors alias the program's memory; do not write or keep them.
         """
         ...
 
@@ -69,31 +68,31 @@ class DelegateLog(Protocol):
 
         Args:
             identifier: Debug identifier, a key of the backend's debug map.
-            start_ns: ``time.perf_counter_ns()`` at its start.
-            end_ns: The same at its end.
-            outputs: Its results, if they can be compared with eager.
+            start_ns: ``time.perf_counter_ns()`` at the start.
+            end_ns: The same at the end.
+            outputs: Results, if comparable with eager.
         """
         ...
 
 
 @runtime_checkable
 class LogsEvents(Protocol):
-    """Protocol of a runtime that reports the times of the parts of its delegates."""
+    """Protocol of runtimes that report the times of events in a delegate."""
 
     def execute_logged(
         self, handle: Any, inputs: Sequence[Any], log: DelegateLog
     ) -> Sequence[torch.Tensor]:
-        """Return the outputs of one call, as ``execute`` does, and log events inside.
+        """Return the outputs of one call, as ``execute`` does, and log its events.
 
         Args:
-            log: Called with one event at a time.
+            log: Called once per event.
         """
         ...
 
 
 @runtime_checkable
 class NamesEvents(Protocol):
-    """Protocol of a runtime that names the parts of its delegates."""
+    """Protocol of runtimes that name the operators of a delegate."""
 
     def event_names(self, handle: Any) -> Mapping[int | str, str]:
         """Return the operator of each debug identifier, such as ``"Conv2d"``."""
@@ -101,48 +100,48 @@ class NamesEvents(Protocol):
 
 
 class Precision(Protocol):
-    """Numeric precision of the results of a part of a delegate.
+    """Numeric precision of an event in a delegate.
 
-    Logged results are real numbers in any case: integers are dequantised.
+    Logged results are always dequantized.
     """
 
     @property
     def step(self) -> float | None:
-        """Return the distance of neighbouring numbers, None for floats and for dynamic scales."""
+        """Return the quantization step, or None for floats and dynamic scales."""
         ...
 
     @property
     def zero_point(self) -> int:
-        """Return the integer that represents 0."""
+        """Return the quantization zero point."""
         ...
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Return the smallest integer and the largest."""
+        """Return the smallest and largest integer."""
         ...
 
     @property
     def at_run_time(self) -> bool:
-        """Return whether scales are chosen at each call, separately for parts of the tensor."""
+        """Return whether scales are dynamic, possibly per row."""
         ...
 
     @property
     def relative(self) -> float:
-        """Return the relative error of the largest number; 0 for float32."""
+        """Return the error relative to the largest value; 0 for float32."""
         ...
 
 
 @runtime_checkable
 class TellsPrecision(Protocol):
-    """Protocol of a runtime that reports which parts of its delegates have less than float32."""
+    """Protocol of runtimes that report events with less precision than float32."""
 
     def event_precision(self, handle: Any) -> Mapping[int | str, Precision]:
-        """Return the precision of each debug identifier that has less than float32."""
+        """Return the precision of each debug identifier that is below float32."""
         ...
 
 
 def installed_runtimes() -> dict[str, str]:
-    """Return the backend ids with a registered runtime half, and where each is defined."""
+    """Return the entry point of each registered runtime half, by backend id."""
     return {entry.name: entry.value for entry in installed_entries(RUNTIMES)}
 
 
@@ -150,8 +149,7 @@ def find_runtime(backend_id: str, given: Mapping[str, BackendRuntime]) -> Backen
     """Return the runtime half of a backend.
 
     Args:
-        backend_id: The id in the file.
-        given: The caller's runtimes, which take precedence.
+        given: The caller's runtimes by id, which take precedence.
 
     Raises:
         ProgramError: There is none, or it cannot be imported or instantiated.
@@ -163,23 +161,22 @@ def find_runtime(backend_id: str, given: Mapping[str, BackendRuntime]) -> Backen
             runtime: BackendRuntime = entry.load()()
         except (Exception, SystemExit) as error:
             raise ProgramError(
-                f"the runtime half of backend {backend_id!r} ({entry.value}) cannot be made: "
+                f"the runtime half of backend {backend_id!r} ({entry.value}) cannot be created: "
                 f"{type(error).__name__}: {error}"
             ) from error
         return runtime
     backends = ", ".join(sorted({*given, *installed_runtimes()})) or "none"
     raise ProgramError(
-        f"the backend {backend_id!r} has no runtime half here (known: {backends}); give "
+        f"the backend {backend_id!r} has no runtime half here (known: {backends}); pass "
         f"load(..., backends={{{backend_id!r}: runtime}}), or install a package that registers "
         f"one under {RUNTIMES!r}"
     )
 
 
 class Delegate:
-    """One initialised delegate of a method.
+    """Initialized delegate of a method.
 
     Args:
-        backend_id: Id of its backend.
         named_data: The program's blobs by key.
 
     Raises:
@@ -197,7 +194,7 @@ class Delegate:
         self.backend_id = backend_id
         self.runtime = runtime
         if not isinstance(runtime, BackendRuntime):
-            missing = [name for name in _METHODS if not hasattr(runtime, name)]
+            missing = [name for name in _REQUIRED_METHODS if not hasattr(runtime, name)]
             raise ProgramError(
                 f"the runtime half of backend {backend_id!r} ({type(runtime).__name__}) has no "
                 f"{' and no '.join(missing)}: add it, see lowerdeck.runner.BackendRuntime"
@@ -221,22 +218,20 @@ class Delegate:
         count = self.runtime.input_count(self.handle)
         if not 0 <= count <= values:
             raise ProgramError(
-                f"backend {self.backend_id!r} says that its delegate takes {count} inputs; "
-                f"the call has {values} values"
+                f"backend {self.backend_id!r} reports {count} inputs; the call has {values} values"
             )
         return count
 
 
 class DelegateStep:
-    """One call of a delegate, bound to its values.
+    """Delegate call bound to its values.
 
     Args:
-        inputs: Value indices of its inputs.
-        outputs: Value indices of its outputs.
-        frame: The values of the method.
+        inputs: Value indices.
+        outputs: Value indices.
 
     Raises:
-        ProgramError: An output is not a tensor, or a constant.
+        ProgramError: An output is not a tensor, or is a constant.
     """
 
     def __init__(
@@ -258,24 +253,24 @@ class DelegateStep:
         self._store(delegate.runtime.execute(delegate.handle, inputs))
 
     def event_names(self) -> Mapping[int | str, str]:
-        """Return the operators of the delegate's debug identifiers."""
+        """Return the operator of each debug identifier of the delegate."""
         runtime = self._delegate.runtime
         if isinstance(runtime, NamesEvents):
             return runtime.event_names(self._delegate.handle)
         return {}
 
     def event_precision(self) -> Mapping[int | str, Precision]:
-        """Return the precision of the parts of the delegate that have less than float32."""
+        """Return the precision of each debug identifier that is below float32."""
         runtime = self._delegate.runtime
         if isinstance(runtime, TellsPrecision):
             return runtime.event_precision(self._delegate.handle)
         return {}
 
     def logged(self, log: DelegateLog) -> None:
-        """Run the delegate, with the events of its parts logged if its runtime reports them.
+        """Run the delegate, and log its events if its runtime reports them.
 
         Args:
-            log: Called with one event at a time.
+            log: Called once per event.
         """
         delegate = self._delegate
         if not isinstance(delegate.runtime, LogsEvents):
@@ -294,22 +289,22 @@ class DelegateStep:
         for value, get in zip(produced, self._outputs, strict=True):
             out = get()
             if not isinstance(out, torch.Tensor):
-                raise ExecutionError(f"an output of {name!r} would go to a {type(out).__name__}")
-            _store_one(value, out, self._specs[id(out)], name)
+                raise ExecutionError(f"an output of {name!r} is bound to a {type(out).__name__}")
+            _store_output(value, out, self._specs[id(out)], name)
 
 
-def _store_one(value: object, out: torch.Tensor, spec: TensorSpec, backend_id: str) -> None:
+def _store_output(value: object, out: torch.Tensor, spec: TensorSpec, backend_id: str) -> None:
     """Copy a backend's result into the memory of the program."""
     if not isinstance(value, torch.Tensor):
         raise ExecutionError(
-            f"backend {backend_id!r} returned a {type(value).__name__}, no tensor"
+            f"backend {backend_id!r} returned a {type(value).__name__}; expected a tensor"
         )
     if value.dtype != out.dtype:
         raise ExecutionError(
-            f"backend {backend_id!r} returned {value.dtype} for value {spec.index}; the program "
-            f"says {out.dtype}"
+            f"backend {backend_id!r} returned {value.dtype} for value {spec.index}; expected "
+            f"{out.dtype}"
         )
-    # Shapes may be dynamic: memory is planned for the largest.
+    # Shapes may be dynamic.
     if value.shape != out.shape:
         resize(out, value.shape, spec)
     out.copy_(value)

@@ -11,7 +11,7 @@ class RunnerError(Exception):
     """Base of all errors of ``lowerdeck.runner``.
 
     Attributes:
-        exit_status: Exit status of a command that fails with it.
+        exit_status: Exit status of commands that fail with it.
     """
 
     exit_status: int = ExitStatus.BAD_INPUT
@@ -21,7 +21,7 @@ class ProgramError(RunnerError, ValueError):
     """A program cannot be loaded: it is malformed, or needs a feature that this runner lacks.
 
     Attributes:
-        method: Name of the method at fault, or None for the file as a whole.
+        method: Name of the faulty method, or None for the whole file.
     """
 
     def __init__(self, message: str, *, method: str | None = None) -> None:
@@ -30,7 +30,7 @@ class ProgramError(RunnerError, ValueError):
 
 
 class MissingKernelError(ProgramError):
-    """A program calls operators for which the runner has no kernel, or which are not allowed.
+    """A program calls operators that have no kernel here, or are not allowed.
 
     Attributes:
         missing: Full names of the operators, such as ``mylib::gelu.out``.
@@ -44,10 +44,10 @@ class MissingKernelError(ProgramError):
 
 
 class InputError(RunnerError, ValueError):
-    """The inputs of a call do not fit the method.
+    """The inputs of a call do not match the method.
 
     Attributes:
-        argument: Name of the argument at fault, such as ``args[0]``; empty for their number.
+        argument: Name of the wrong argument, such as ``args[0]``; empty if their count is wrong.
     """
 
     def __init__(self, message: str, *, argument: str = "") -> None:
@@ -59,9 +59,8 @@ class ExecutionError(RunnerError, RuntimeError):
     """An instruction failed at run time.
 
     Attributes:
-        method: Name of the method.
-        instruction: Index of the instruction in its chain, or -1 before the location is known.
-        operator: The operator that it calls, such as ``aten::add.out``.
+        instruction: Index in its chain, or -1 if unknown.
+        operator: The called operator, such as ``aten::add.out``.
     """
 
     def __init__(
@@ -75,13 +74,13 @@ class ExecutionError(RunnerError, RuntimeError):
 
 
 class BusyError(RunnerError, RuntimeError):
-    """A program was used while one of its methods was running; nothing was changed."""
+    """A program was used while one of its methods was running; the call had no effect."""
 
     exit_status: int = ExitStatus.FAILED
 
 
 class MemoryPlanError(ExecutionError):
-    """The memory plan assigns the same bytes to two values that are needed at the same time."""
+    """The memory plan assigns the same bytes to two values that are live at the same time."""
 
 
 class OfficialRuntimeError(RunnerError):

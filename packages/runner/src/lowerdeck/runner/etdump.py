@@ -1,4 +1,4 @@
-"""Profiles as ETDump files, with the event names of ExecuTorch's own runtime."""
+"""Write profiles as ETDump files, with ExecuTorch's event names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from lowerdeck.runner.profile import Event, Profile
 from lowerdeck.serializer import ProfileEvent, RunData, write_etdump
 
+# Event names of the ExecuTorch runtime.
 _KERNEL = "native_call_"
 _DELEGATE = "DELEGATE_CALL"
 _CALL = "Method::execute"
@@ -16,11 +17,11 @@ _CALL = "Method::execute"
 def save_etdump(profiles: Profile | Sequence[Profile], path: str | os.PathLike[str]) -> int:
     """Write profiles to an ETDump file, and return its size in bytes.
 
-    ``executorch.devtools.Inspector(etdump_path=path, etrecord=...)`` reads it: calls of one method
-    become one block of events, each with the times of all calls.
+    ``executorch.devtools.Inspector(etdump_path=path, etrecord=...)`` reads it; calls of a method
+    become one event block with the times of all calls.
 
     Args:
-        profiles: Results of ``LoadedMethod.profile``, for one or several calls.
+        profiles: Results of ``LoadedMethod.profile``.
         path: The file, by convention ending in ``.etdp``.
 
     Raises:

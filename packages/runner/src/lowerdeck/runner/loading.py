@@ -1,4 +1,4 @@
-"""Load a program from a file, from bytes, or from the serializer's classes."""
+"""Load a program from a file, bytes or a ``serializer.Program``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from lowerdeck.serializer import (
 ReadableBuffer = bytes | bytearray | memoryview
 """The bytes of a file."""
 Source = str | os.PathLike[str] | ReadableBuffer | Program
-"""A program: the path of its file, the bytes of that, or what the serializer reads of them."""
+"""A program: the path or bytes of a file, or a ``serializer.Program``."""
 Beside = str | os.PathLike[str] | ReadableBuffer | Mapping[str, ReadableBuffer] | None
-"""The ``.ptd`` file of a program: its path, its bytes, or the bytes of each tensor by name."""
+"""The ``.ptd`` of a program: its path, its bytes, or the bytes of each tensor by name."""
 
 
 def load(
@@ -42,24 +42,24 @@ def load(
 ) -> LoadedProgram:
     """Return a program ready to run.
 
-    A file is verified before it is used. It is memory-mapped, and constants are not copied.
+    Files are verified and memory-mapped; constants are not copied.
 
     Args:
         program: The path of a ``.pte``, its bytes, or a program in memory.
         data: Its ``.ptd`` file (path or bytes), or the bytes of external tensors by name.
-        backends: Runtime halves of backends by id; they take precedence over installed ones.
+        backends: Runtime halves by backend id; they take precedence over installed ones.
         memory: ``"strict"`` checks the memory plan when a method is loaded: no instruction may
-            write onto a value that is needed later, also in later calls and loop iterations.
-            Aliases (reshapes and slices that share memory) are not marked in a file, so a plan
-            that moves an alias or its base may pass. ``"poison"`` also fills dead memory with
-            0xFF, so that reading it gives NaN. ``"unchecked"`` skips the check.
-        debug: Sources of instructions, such as the emitter's ``EmittedProgram``.
-        custom_kernels: Full names of operators that the program may call besides those that the
-            ExecuTorch runtime has kernels for, such as ``{"mylib::fused_gelu.out"}``; the library
-            that registers them with torch must be imported.
+            overwrite a value that is live, also across calls and loop iterations. Aliases
+            (reshapes and slices that share memory) are not marked in a file, so a plan that moves
+            an alias or its base may pass. ``"poison"`` also fills dead memory with 0xFF, so that
+            reading it gives NaN. ``"unchecked"`` skips the check.
+        debug: Debug maps of instructions, such as the emitter's ``EmittedProgram``.
+        custom_kernels: Full names of operators that the program may call in addition to the
+            ExecuTorch runtime's, such as ``{"mylib::fused_gelu.out"}``; import the library that
+            registers them with torch.
 
     Raises:
-        ProgramError: The file is malformed, or ``program`` is of the wrong kind.
+        ProgramError: The file is malformed, or ``program`` has the wrong type.
         MemoryPlanError: Two methods have different offsets for one state.
         OSError: The file cannot be read.
 
@@ -69,7 +69,7 @@ def load(
         ['forward']
     """
     if memory not in get_args(Memory):
-        raise ValueError(f"memory is {memory!r}; one of {get_args(Memory)} was expected")
+        raise ValueError(f"memory is {memory!r}; expected one of {get_args(Memory)}")
     return LoadedProgram(
         program if isinstance(program, Program) else _read(program),
         external=_external(data),
@@ -82,7 +82,7 @@ def load(
 
 def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
     if not isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | mmap.mmap):
-        cure = ": give its .to_bytes()" if hasattr(source, "to_bytes") else ""
+        cure = ": pass its .to_bytes()" if hasattr(source, "to_bytes") else ""
         raise ProgramError(
             f"found a {type(source).__name__}, expected the path of a .pte, its bytes or a "
             f"serializer.Program{cure}"
@@ -100,7 +100,7 @@ def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
 
 
 def _mapped(source: str | os.PathLike[str] | ReadableBuffer) -> ReadableBuffer:
-    """Map a file; views on the mapping keep it alive."""
+    """Return a file's mapped bytes; views keep the mapping alive."""
     if not isinstance(source, (str, os.PathLike)):
         return source
     with Path(source).open("rb") as file:

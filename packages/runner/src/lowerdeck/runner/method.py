@@ -1,4 +1,4 @@
-"""One method of a program, ready to run."""
+"""Loaded method of a program."""
 
 from __future__ import annotations
 
@@ -23,31 +23,29 @@ from lowerdeck.serializer import ExecutionPlan, FreeCall
 from lowerdeck.serializer import Tensor as TensorValue
 
 MAX_INSTRUCTIONS = 10_000_000
-"""How many instructions one run of a method may take, as in the official runtime."""
+"""Limit of executed instructions per call, as in the official runtime."""
 
 Memory = Literal["strict", "poison", "unchecked"]
-"""What is done about the memory plan: checked, checked and dead memory filled, or nothing."""
+"""Check the memory plan; also poison dead memory; or neither."""
 
 
 class LoadedMethod:
     """A method with allocated tensors and bound instructions.
 
-    Created by :func:`lowerdeck.runner.load`. The methods of a program use the same memory, one
-    call at a time: a concurrent call, from another thread or from a delegate of this call, is a
-    ``BusyError`` and changes nothing. Use one :meth:`LoadedProgram.clone` per thread.
+    Created by :func:`lowerdeck.runner.load`. The methods of a program share memory: a concurrent
+    call, from another thread or from a delegate of this call, raises ``BusyError`` without effect.
+    Use one :meth:`LoadedProgram.clone` per thread.
 
     Args:
-        plan: The method in the file.
-        source: Provides the bytes of constants.
+        source: Provides constants.
         memory: Whether to check the memory plan, and to poison dead memory.
-        debug: Sources of instructions, if known.
-        custom_kernels: Full names of operators that it may call besides the runtime's own.
-        turn: Lock of the memory that it shares with other methods.
-        digest: Returns the digest that identifies the method in profiles.
+        debug: Debug maps of instructions.
+        custom_kernels: Full names of additionally allowed operators.
+        turn: Lock of the memory shared with other methods.
+        digest: Returns the method's digest for profiles.
 
     Attributes:
-        plan: The method in the file.
-        signature: The structure of its inputs and outputs.
+        signature: Structure of inputs and outputs.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class LoadedMethod:
         self._poison: Poison | None = None
         self.signature: Signature = _read_signature(plan)
         with torch.inference_mode():
-            # Inference tensors skip autograd's bookkeeping at every call.
+            # Inference tensors skip autograd bookkeeping.
             self._frame = Frame(plan, arenas, source)
             linker = Linker(plan, self._frame, delegates, custom_kernels)
             self._chains = linker.link()
@@ -93,14 +91,14 @@ class LoadedMethod:
                     self._poison = Poison(checked, self._chains, arenas)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of one call in its original structure.
+        """Return the result of one call in the model's structure.
 
         Args:
-            *args: The inputs by position, flat or as the original function took them.
-            **kwargs: The inputs that the original function took by name.
+            *args: Positional inputs, flat or in the model's structure.
+            **kwargs: Keyword inputs of the model.
 
         Raises:
-            InputError: The inputs do not fit; nothing has run.
+            InputError: The inputs do not match; nothing has run.
             BusyError: A method of this program is running; nothing has run.
             ExecutionError: An instruction failed.
         """
@@ -108,7 +106,7 @@ class LoadedMethod:
         return self.signature.unflatten(outputs)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return a copy of the named state of the file: the buffers of the model.
+        """Return copies of the file's named state: the model's buffers.
 
         State inside delegates is not included.
 
@@ -125,19 +123,19 @@ class LoadedMethod:
             if name:
                 register = self._frame.registers[index]
                 assert isinstance(register, torch.Tensor)
-                # Views of a state have its name too, and come after it.
+                # Views of a state share its name and are smaller or come later.
                 if name not in named or register.numel() > named[name].numel():
                     named[name] = register
         return {name: register.clone() for name, register in named.items()}
 
     def run_flat(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs of one call as a flat list of tensors, numbers and strings.
+        """Return the flat outputs of one call: tensors, numbers and strings.
 
         Args:
-            inputs: The flat inputs, in the order of the method.
+            inputs: Flat inputs in the method's order.
 
         Raises:
-            InputError: An input does not fit; nothing has run.
+            InputError: An input does not match; nothing has run.
             BusyError: A method of this program is running; nothing has run.
             ExecutionError: An instruction failed.
         """
@@ -149,15 +147,15 @@ class LoadedMethod:
             return self._get_outputs()
 
     def profile(self, *args: Any, values: bool = True, **kwargs: Any) -> Profile:
-        """Return the times of the instructions of one call, with its result.
+        """Return the profile of one call: its result and instruction times.
 
         Args:
-            *args: The inputs by position, flat or as the original function took them.
+            *args: Positional inputs, flat or in the model's structure.
             values: Whether to keep a copy of each instruction's results.
-            **kwargs: The inputs that the original function took by name.
+            **kwargs: Keyword inputs of the model.
 
         Raises:
-            InputError: The inputs do not fit; nothing has run.
+            InputError: The inputs do not match; nothing has run.
             BusyError: A method of this program is running; nothing has run.
             ExecutionError: An instruction failed.
 
@@ -180,15 +178,15 @@ class LoadedMethod:
     def _get_outputs(self) -> list[Any]:
         try:
             with torch.no_grad():
-                # Copied outside inference mode: autograd rejects tensors created inside.
+                # Copy outside of inference mode: autograd rejects inference tensors.
                 return [_copied(self._frame.registers[index]) for index in self._outputs]
         except (RuntimeError, TypeError) as error:
-            raise ExecutionError(f"the outputs of {self.name!r} cannot be had: {error}") from error
+            raise ExecutionError(f"cannot read the outputs of {self.name!r}: {error}") from error
 
     def _set_inputs(self, inputs: Sequence[Any]) -> None:
         if len(inputs) != len(self._checks):
             raise InputError(
-                f"{len(inputs)} inputs are given; the method takes {len(self._checks)}: "
+                f"{len(inputs)} inputs given; the method takes {len(self._checks)}: "
                 f"{', '.join(self.signature.names) or 'none'}"
             )
         for check, value in zip(self._checks, inputs, strict=True):
@@ -226,7 +224,7 @@ def _read_signature(plan: ExecutionPlan) -> Signature:
 
 
 def _freed(plan: ExecutionPlan, frame: Frame) -> list[tuple[int, object]]:
-    """Return the tensor of each freed register, for the next call."""
+    """Return each freed register with its tensor, to restore at the next call."""
     return [
         (item.instr_args.value_index, frame.registers[item.instr_args.value_index])
         for chain in plan.chains
@@ -239,5 +237,5 @@ def _copied(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return value.clone()
     if isinstance(value, Freed):
-        raise TypeError("one of them was freed")
+        raise TypeError("an output was freed")
     return [_copied(item) for item in value] if isinstance(value, list) else value

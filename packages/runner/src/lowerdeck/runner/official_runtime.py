@@ -1,4 +1,4 @@
-"""The official ExecuTorch runtime in a separate process, because some files abort it."""
+"""Run the official ExecuTorch runtime in a separate process, because some files abort it."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from lowerdeck.runner.binding import official_binding, official_binding_name
 from lowerdeck.runner.errors import OfficialRuntimeError
 from lowerdeck.serializer import open_pte
 
-_LONGEST = 1000
+_MAX_LOG_LINE = 1000
 _PROGRAM = f"from {__name__} import serve; serve()"
 _LIBRARIES = (
     "extension/llm/custom_ops/libcustom_ops_aot_lib.so",
     "kernels/quantized/libquantized_ops_aot_lib.so",
 )
-"""Kernels in ExecuTorch's wheel that its runtime has only once they are loaded."""
+"""Kernel libraries in ExecuTorch's wheel that must be loaded explicitly."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfficialCalls:
-    """Results of calls in the official runtime.
+    """Results and times of calls in the official runtime.
 
     Attributes:
-        outputs: The flat outputs of the last call.
-        seconds: The wall-clock time of each call.
+        outputs: Flat outputs of the last call.
+        seconds: Wall-clock time of each call.
     """
 
     outputs: list[Any]
@@ -45,7 +45,7 @@ class OfficialCalls:
 
 
 class OfficialRuntime:
-    """The official runtime in a process, started at the first request and again after a crash.
+    """The official runtime in a process, started lazily and again after a crash.
 
     An instance serves one thread at a time.
 
@@ -60,9 +60,9 @@ class OfficialRuntime:
         """Configure the runtime without starting it.
 
         Args:
-            extra_kernels: Whether to load the kernels for language models and quantised programs
-                of ExecuTorch's wheel, in addition to the portable ones.
-            patience: Seconds after which a request fails.
+            extra_kernels: Load the wheel's kernels for language models and quantized programs, in
+                addition to the portable ones.
+            patience: Timeout of a request, in seconds.
         """
         self._extra_kernels = extra_kernels
         self._patience = patience
@@ -71,11 +71,11 @@ class OfficialRuntime:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
 
     def __enter__(self) -> Self:
-        """Return it."""
+        """Return the runtime."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End its process."""
+        """End the process."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -83,7 +83,7 @@ class OfficialRuntime:
 
     @property
     def name(self) -> str:
-        """The runtime with its version, for messages."""
+        """Name and version of the runtime, for messages."""
         return f"the official ExecuTorch runtime ({version('executorch')})"
 
     def backends(self) -> list[str]:
@@ -101,12 +101,12 @@ class OfficialRuntime:
         *,
         methods: Sequence[str] = (),
     ) -> None:
-        """Load a file in place of the previous one.
+        """Load a file, and unload the previous one.
 
         Args:
             data: The ``.ptd`` file of the program.
-            methods: Methods that share their state, as a C++ application loads them. Without them
-                each method has separate state, and ``data`` may be given.
+            methods: Methods that share state, as in a C++ application. By default each method has
+                separate state, and ``data`` is allowed.
 
         Raises:
             OfficialRuntimeError: The runtime is not installed, rejects the file, or crashes.
@@ -118,10 +118,10 @@ class OfficialRuntime:
     def run(
         self, inputs: Sequence[Any], method: str = "forward", *, repeat: int = 1
     ) -> OfficialCalls:
-        """Call a method of the loaded file.
+        """Return the results of calls of a method of the loaded file.
 
         Args:
-            repeat: The number of calls.
+            repeat: Number of calls.
 
         Raises:
             OfficialRuntimeError: The runtime rejects the call, or crashes.
@@ -137,11 +137,11 @@ class OfficialRuntime:
             self._log.seek(0)
             self._log.truncate()
             self._process = subprocess.Popen(
-                # Without the current folder, which the `lowerdeck` script does not search either.
+                # -P: like the `lowerdeck` script, do not import from the current folder.
                 [sys.executable, "-P", "-c", _PROGRAM, str(int(self._extra_kernels))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                # Not a pipe: the runtime would block once 64 KB of its log are unread.
+                # Not a pipe: with 64 KB of unread log, the runtime would block.
                 stderr=self._log,
             )
         process, is_late = self._process, threading.Event()
@@ -171,18 +171,18 @@ class OfficialRuntime:
         return answer
 
     def _end(self, process: subprocess.Popen[bytes]) -> str:
-        """Return why the process ended."""
+        """Return the reason why the process ended."""
         self._process = None
         process.communicate()
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         if process.returncode > 0 and lines:
-            return lines[-1][-_LONGEST:]
+            return lines[-1][-_MAX_LOG_LINE:]
         return f"its process ended with {process.returncode}"
 
 
 def serve() -> None:
-    """Answer requests from standard input until it ends; this runs in the other process."""
+    """Answer requests from standard input until its end; runs in the other process."""
     # The runtime prints to standard output; answers use a copy of the descriptor.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -200,7 +200,7 @@ def serve() -> None:
 
 
 class _Server:
-    """Requests in the process of the runtime, by name."""
+    """Request handlers in the process of the runtime."""
 
     def __init__(self, binding: dict[str, Any], *, extra_kernels: bool) -> None:
         self._binding = binding
@@ -225,7 +225,7 @@ class _Server:
             self._module = self._binding["_load_for_executorch"](*files)
 
     def unregistered(self) -> str:
-        """Return the end of an error that names delegates of the file without a backend, or ""."""
+        """Return an error suffix that names delegates without a registered backend, or ""."""
         backends = self.backends()
         missing: set[str] = set()
         with suppress(Exception), open_pte(self._file) as file:
@@ -247,13 +247,13 @@ class _Server:
             else:
                 outputs = self._module.run_method(method, inputs)
             seconds.append(time.perf_counter() - start)
-        # Outputs are in the runtime's memory, which the next call overwrites.
+        # Outputs alias the runtime's memory, which the next call overwrites.
         cloned = [out.clone() if isinstance(out, torch.Tensor) else out for out in outputs]
         return cloned, seconds
 
 
 def _send(message: Any, stream: Any) -> None:
-    """Write tensors and plain data, after their size in bytes."""
+    """Write a message of tensors and plain data, preceded by its size."""
     content = io.BytesIO()
     torch.save(message, content)
     stream.write(len(content.getbuffer()).to_bytes(8, "little"))
@@ -262,7 +262,7 @@ def _send(message: Any, stream: Any) -> None:
 
 
 def _receive(stream: Any) -> Any:
-    """Return the next message; ``EOFError`` if it is incomplete."""
+    """Return the next message; raise ``EOFError`` if it is incomplete."""
     size = int.from_bytes(stream.read(8), "little")
     content = stream.read(size)
     if not size or len(content) < size:

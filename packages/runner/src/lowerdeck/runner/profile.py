@@ -1,4 +1,4 @@
-"""Profile of a call: time and results of each instruction, as a table or a Chrome trace."""
+"""Profile of a call: times and results of instructions, as a table or a Chrome trace."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from lowerdeck.runner.memory import Poison
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.serializer import printable
 
-_MOST_SAMPLES = 64
+_MAX_SAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One run of an instruction, or of a part of a delegate.
+    """Execution of an instruction, or of an operator in a delegate.
 
     Attributes:
-        chain: Number of the chain.
-        instruction: Index of the instruction in it.
-        name: Its operator; for a part of a delegate, its debug identifier after a slash.
+        instruction: Index in the chain.
+        name: Operator; in a delegate, followed by a slash and the debug identifier.
         start_ns: Start in nanoseconds from the start of the call.
-        place: Source line in the user's code.
-        values: Copies of its results; empty if values were not requested.
-        identifier: Debug identifier within a delegate, None for an instruction.
-        label: Operator of a part of a delegate, such as ``Conv2d``, if its runtime reports it.
-        precision: Precision of a part of a delegate, if its runtime reports that it is less than
-            float32.
-        backend: Id of the backend, for calls of delegates and their parts.
+        place: Source location.
+        values: Copies of the results, if requested.
+        identifier: Debug identifier in a delegate, None for instructions.
+        label: Operator in a delegate, such as ``Conv2d``, if the backend's runtime reports it.
+        precision: Precision in a delegate, if reported as less than float32.
+        backend: Backend id of delegate calls and of events in them.
     """
 
     chain: int
@@ -59,11 +57,9 @@ class Profile:
     """Times of one call of a method.
 
     Attributes:
-        method: Name of the method.
-        result: The result of the call.
-        events: The events in the order of their ends.
-        digest: Identifies the method among those of other programs (the serializer's
-            ``method_digest``); traces contain it.
+        result: Result of the call.
+        events: Events, ordered by end time.
+        digest: The serializer's ``method_digest``, which identifies the method in traces.
     """
 
     method: str
@@ -77,11 +73,11 @@ class Profile:
         return sum(event.duration_ns for event in self.events if event.identifier is None)
 
     def table(self, *, limit: int | None = None, by_name: bool = False) -> str:
-        """Return a table for the terminal.
+        """Return the events as a table.
 
         Args:
-            limit: Number of rows, the slowest first; None for all, in the order they ran.
-            by_name: One row for each operator, slowest first, instead of one for each event.
+            limit: Number of rows, slowest first; None for all, in execution order.
+            by_name: Aggregate by operator, slowest first.
         """
         if by_name:
             return self._by_name(limit)
@@ -137,7 +133,7 @@ class Profile:
         """Write the Chrome trace to ``path``.
 
         Args:
-            path: The file, by custom ending in ``.json``.
+            path: The file, by convention ending in ``.json``.
         """
         Path(path).write_text(self.chrome_trace(), encoding="utf-8")
 
@@ -158,12 +154,12 @@ class Profile:
 
 
 class Recorder:
-    """Observe a run and collect its events.
+    """Observer that collects the events of a call.
 
     Args:
-        sources: Maps instructions to lines of the user's code.
-        poison: Fills dead memory once results are copied, if given.
-        keep_values: Whether to copy the results of each instruction.
+        sources: Maps instructions to source locations.
+        poison: Fills dead memory after results are copied.
+        keep_values: Copy the results of each instruction.
     """
 
     def __init__(
@@ -184,11 +180,10 @@ class Recorder:
         self._origin = perf_counter_ns()
 
     def __call__(self, chain: int, index: int, step: Step) -> int | None:
-        """Run ``step`` and record its time.
+        """Run ``step``, record its event and return its result.
 
         Args:
             chain: Number of the chain.
-            index: Index of the instruction.
         """
         item = self._chains[chain].instructions[index]
         run = step
@@ -259,19 +254,19 @@ def _shape(value: object) -> str:
 
 
 def _samples(values: Sequence[Any]) -> list[float | None]:
-    """Return some numbers of the first result, at positions that depend on its size only."""
+    """Return sample elements of the first result, at positions that depend only on its size."""
     first = values[0] if values else None
     if not isinstance(first, torch.Tensor) or first.dtype.is_complex or first.numel() == 0:
         return []
     flat = first.detach().reshape(-1)
-    some = flat[:: -(-flat.numel() // _MOST_SAMPLES)].double().tolist()
+    samples = flat[:: -(-flat.numel() // _MAX_SAMPLES)].double().tolist()
     # JSON has neither infinity nor NaN.
-    return [round(number, 9) if math.isfinite(number) else None for number in some]
+    return [round(number, 9) if math.isfinite(number) else None for number in samples]
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> str:
-    """Return ``rows`` in columns; the first three contain numbers and are right-aligned."""
-    rows = [tuple(map(printable, row)) for row in rows]  # names come from the file
+    """Return ``rows`` aligned in columns; the first three are right-aligned numbers."""
+    rows = [tuple(map(printable, row)) for row in rows]  # names are untrusted
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

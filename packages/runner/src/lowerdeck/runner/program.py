@@ -1,4 +1,4 @@
-"""A program ready to run; its methods are loaded at first use."""
+"""Loaded program; its methods are loaded lazily."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from lowerdeck.serializer import (
 from lowerdeck.torch_base import collector_held
 
 _LOADING = threading.RLock()
-"""Held while any method is made: the filters of warnings and the garbage collector, which are
-paused meanwhile, belong to the whole process. A delegate may load another program."""
+"""Held while a method is loaded, because warning filters and the garbage collector, which are
+changed meanwhile, are process-wide. Reentrant: a delegate may load another program.
+"""
 
 
 class LoadedProgram:
-    """A program whose methods can be run, one at a time.
+    """Loaded program; its methods run one at a time.
 
-    Created by :func:`lowerdeck.runner.load`. All methods share the program's state and one lock:
-    using the program while one of them runs, in another thread or from a delegate, is a
-    ``BusyError``. Use one :meth:`clone` per thread.
+    Created by :func:`lowerdeck.runner.load`. All methods share the state and one lock: using the
+    program while one of them runs, in another thread or from a delegate, raises ``BusyError``. Use
+    one :meth:`clone` per thread.
 
     Args:
-        program: The program as read by the serializer.
-        external: The tensors of the ``.ptd`` by name.
+        external: Tensors of the ``.ptd`` by name.
         backends: Runtime halves by backend id; they take precedence over installed ones.
-        memory: Whether to check memory plans, and to poison dead memory.
-        debug: Sources of instructions, if known.
-        custom_kernels: Full names of operators that it may call besides the runtime's own.
+        memory: See :func:`lowerdeck.runner.load`.
+        debug: Debug maps of instructions.
+        custom_kernels: Full names of additionally allowed operators.
 
     Raises:
-        ProgramError: Two methods have one name.
+        ProgramError: Two methods have the same name.
         MemoryPlanError: Two methods have different offsets for one state.
     """
 
@@ -86,19 +86,15 @@ class LoadedProgram:
 
     @property
     def methods(self) -> list[str]:
-        """Return the names of the methods, in the order of the file."""
+        """Return the names of the methods in file order."""
         return list(self._plans)
 
     def method(self, name: str = "forward") -> LoadedMethod:
         """Return the method ``name``, loaded at first use.
 
-        Args:
-            name: Name of the method.
-
         Raises:
-            ProgramError: The method does not exist, or a kernel, backend or data for it is
-                missing.
-            BusyError: It must be loaded, and another method of this program is running.
+            ProgramError: The method does not exist, or its kernels, backends or data are missing.
+            BusyError: The method is not loaded yet, and another method is running.
         """
         if name not in self._plans:
             raise ProgramError(
@@ -111,18 +107,17 @@ class LoadedProgram:
             return self._loaded.setdefault(name, self._load(self._plans[name]))
 
     def run(self, name: str, *inputs: Any, profile: bool = False, **kwargs: Any) -> Any:
-        """Return the result of one call of the method ``name``, in its original structure.
+        """Return the result of one call of the method ``name``, in the model's structure.
 
         Args:
-            name: Name of the method.
-            *inputs: The inputs by position, flat or as the original function took them.
-            profile: Return a :class:`Profile` with the result, and the times and values of all
+            *inputs: Positional inputs, flat or in the model's structure.
+            profile: Return a :class:`Profile` with the result and the times and values of all
                 instructions.
-            **kwargs: The inputs that the original function took by name.
+            **kwargs: Keyword inputs of the model.
 
         Raises:
             ProgramError: The method does not exist or cannot be loaded.
-            InputError: The inputs do not fit; nothing has run.
+            InputError: The inputs do not match; nothing has run.
             BusyError: A method of this program is running; nothing has run.
             ExecutionError: An instruction failed.
         """
@@ -130,7 +125,7 @@ class LoadedProgram:
         return method.profile(*inputs, **kwargs) if profile else method(*inputs, **kwargs)
 
     def reset(self) -> None:
-        """Reset all state to its initial value; methods obtained before keep the old state.
+        """Reset all state to its initial value; previously obtained methods keep the old state.
 
         Raises:
             BusyError: A method of this program is running.
@@ -140,11 +135,11 @@ class LoadedProgram:
             self._shared.clear()
 
     def clone(self) -> LoadedProgram:
-        """Return the same program with separate planned memory and state, for another thread.
+        """Return a copy of the program with separate memory and state, for another thread.
 
-        Constants are shared. State starts at its initial value, not at this program's current one.
-        Delegates are initialised again, each by a new instance of its backend's runtime half, or
-        by the object passed to ``load``, which then serves several threads.
+        Constants are shared. State has its initial value, not the current one. Delegates are
+        initialized again, by a new instance of the backend's runtime half, or by the object passed
+        to ``load``, which then serves several threads.
 
         Example:
             >>> from concurrent.futures import ThreadPoolExecutor  # doctest: +SKIP
@@ -162,7 +157,7 @@ class LoadedProgram:
     def _load(self, plan: ExecutionPlan) -> LoadedMethod:
         try:
             with _LOADING, collector_held(), warnings.catch_warnings():
-                # Constants are the file itself, mapped read-only; nothing ever writes to them.
+                # Constants are mapped read-only and never written.
                 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
                 return LoadedMethod(
                     plan,
@@ -180,7 +175,7 @@ class LoadedProgram:
         except ProgramError as error:
             raise ProgramError(str(error), method=plan.name) from error
         except (ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-            # Torch has its own words for what no tensor can be, such as 2**62 elements.
+            # Torch reports impossible tensors, such as 2**62 elements, with various errors.
             raise ProgramError(f"{type(error).__name__}: {error}", method=plan.name) from error
 
     def _arenas(self, plan: ExecutionPlan) -> list[Arena]:
@@ -195,9 +190,9 @@ class LoadedProgram:
         return arenas
 
     def _shared_arena(self, number: int) -> Arena:
-        """Return a memory of state with the initial values of all methods.
+        """Return an arena with the initial state of all methods.
 
-        Loading a method after another has run must not reset state that the other one has written.
+        Otherwise loading a method could reset state that another one has written.
         """
         arena = Arena(self._state[number], shared=True)
         states = [
@@ -208,9 +203,9 @@ class LoadedProgram:
             and value.val.allocation_info is not None
             and value.val.allocation_info.memory_id == number
         ]
-        # The longest first: the state of one method may be a part of that of another.
+        # Longest first: state of one method may be part of another's.
         for index, tensor in sorted(states, key=lambda state: -state[1].nbytes):
-            # Faults of a method are reported when it is loaded.
+            # Errors of a method are reported when it is loaded.
             with suppress(ProgramError, RuntimeError):
                 spec = read_spec(index, tensor)
                 make_tensor(spec, tensor, [arena] * (number + 1), self._source)

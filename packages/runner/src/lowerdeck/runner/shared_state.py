@@ -1,4 +1,4 @@
-"""The memories in which the methods of a program share their state."""
+"""Memories of state that the methods of a program share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from lowerdeck.serializer import ExecutionPlan, Tensor
 
 
 def state_memories(plans: Sequence[ExecutionPlan]) -> dict[int, int]:
-    """Return the memories that contain only state in all methods, with their sizes.
+    """Return the sizes of memories that contain only state in all methods, by memory id.
 
-    State has a name or an initial value. Methods share such a memory, so that one can fill a cache
-    that another reads. Every other memory belongs to one method, so that its intermediate results
-    cannot overwrite the state of another.
+    State has a name or an initial value. Methods share these memories, so that one can fill a
+    cache that another reads. Other memories are private to a method, so that its intermediate
+    results cannot overwrite the state of another.
     """
     sizes: dict[int, int] = {}
     mixed: set[int] = set()
@@ -30,15 +30,15 @@ def state_memories(plans: Sequence[ExecutionPlan]) -> dict[int, int]:
 
 
 def check_offsets(plans: Sequence[ExecutionPlan], memories: dict[int, int]) -> None:
-    """Reject methods with different offsets for one state, or one offset for different ones.
+    """Reject methods with different offsets for one state, or overlapping states.
 
     Args:
-        memories: The shared ones.
+        memories: Sizes of shared memories by id.
 
     Raises:
-        MemoryPlanError: Two methods disagree.
+        MemoryPlanError: The offsets of two methods conflict.
     """
-    # The longest first: a value of the same name is that state, or a part of it.
+    # Longest first: later values of a name are views of the state.
     placed = sorted(
         (
             (

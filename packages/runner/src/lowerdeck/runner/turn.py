@@ -1,4 +1,4 @@
-"""A lock that admits one call at a time: the methods of a program use the same memory."""
+"""Non-reentrant lock: the methods of a program share memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from lowerdeck.runner.errors import BusyError
 
 
 class Turn:
-    """Held while a method of a program is loaded or runs, or its state is reset.
+    """Lock held while a method is loaded or runs, or state is reset.
 
-    A concurrent call is rejected instead of queued: the results of calls with state would depend
-    on thread order, and a delegate that calls its own program would deadlock.
+    A concurrent call is rejected, not queued: results with state would depend on thread order, and
+    a delegate that calls its own program would deadlock.
     """
 
     def __init__(self) -> None:
@@ -22,13 +22,13 @@ class Turn:
         """Acquire the lock.
 
         Raises:
-            BusyError: It is held.
+            BusyError: The lock is held.
         """
         if not self._lock.acquire(blocking=False):
             raise BusyError(
-                "a method of this program is running, in another thread or around this call; its "
-                "memory serves one call at a time: give each thread a program.clone(), which "
-                "shares constants, or call one after the other"
+                "a method of this program is running, in another thread or around this call, and "
+                "uses the same memory: use a program.clone() per thread, which shares constants, "
+                "or serialize the calls"
             )
 
     def __exit__(

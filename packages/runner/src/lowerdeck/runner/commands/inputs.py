@@ -19,23 +19,22 @@ from lowerdeck.torch_base import DTYPES
 
 HELP = (
     "one input, in order: zeros, ones or rand (with a shape: ones:2x3), a number, true, false, "
-    "or a file that torch.save wrote (a tensor, or a list of all inputs); random without any"
+    "or a torch.save file (of a tensor, or a list of all inputs); default: random"
 )
 _FILLS = {"zeros", "ones", "rand"}
 _SHAPE = re.compile(r"[0-9]{1,18}(?:x[0-9]{1,18})*")
-_MOST_LETTERS = 200
+_MAX_ECHO = 200
 
 
 def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[Any]:
     """Return the inputs of a method.
 
     Args:
-        plan: The method in the file.
-        texts: One argument for each input; missing ones are random, which is printed.
-        seed: Seed of the random ones.
+        texts: One argument for each input; missing inputs are random, with a notice.
+        seed: Seed of random inputs.
 
     Raises:
-        InputError: An argument does not describe an input.
+        InputError: An argument is not a valid input.
         OSError: A file cannot be read.
     """
     values = [plan.values[index].val for index in plan.inputs]
@@ -44,7 +43,7 @@ def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[An
         if isinstance(loaded, (list, tuple)):
             return list(loaded)
     if len(texts) > len(values):
-        raise InputError(f"{len(texts)} inputs are given; the method takes {len(values)}")
+        raise InputError(f"{len(texts)} inputs given; the method takes {len(values)}")
     left = [n for n, v in enumerate(values) if n >= len(texts) and isinstance(v, Tensor)]
     if texts and left:
         say(f"no --input for {', '.join(f'input {n}' for n in left)}: random (seed {seed})")
@@ -54,12 +53,12 @@ def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[An
 
 
 def _one(value: object, text: str, generator: torch.Generator) -> Any:
-    name = f"--input {text[:_MOST_LETTERS]}"
+    name = f"--input {text[:_MAX_ECHO]}"
     fill, _, shape = text.partition(":")
     if fill in _FILLS and isinstance(value, Tensor):
         return _filled(value, fill, shape, name, generator)
     if fill in _FILLS:
-        # The number or text for which the program was exported.
+        # The constant that the program was specialized to.
         return next(iter(astuple(value)), None)  # type: ignore[call-overload]
     if _is_file(text):
         return _load(text)
@@ -81,14 +80,14 @@ def _one(value: object, text: str, generator: torch.Generator) -> Any:
 def _filled(
     value: Tensor, fill: str, shape: str, name: str, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return a tensor of the file's dtype and layout; its shape is the upper bound by default."""
+    """Return a filled tensor of the file's dtype and layout; by default of the largest shape."""
     if shape and not _SHAPE.fullmatch(shape):
-        raise InputError(f"{name}: found no shape, expected one such as 2x3", argument=name)
+        raise InputError(f"{name}: invalid shape; expected one such as 2x3", argument=name)
     sizes = [int(size) for size in shape.split("x")] if shape else list(value.sizes)
-    # Before it is allocated.
+    # Check before allocating.
     if len(sizes) != len(value.sizes) or any(map(int.__gt__, sizes, value.sizes)):
         raise InputError(
-            f"{name} has shape {sizes}; at most {list(value.sizes)} was expected", argument=name
+            f"{name} has shape {sizes}; expected at most {list(value.sizes)}", argument=name
         )
     dtype = DTYPES[value.scalar_type]
     tensor = torch.empty_strided(sizes, strides_of(sizes, value.dim_order), dtype=dtype)
@@ -111,8 +110,8 @@ def _load(path: str) -> Any:
     except OSError:
         raise
     except Exception as error:
-        # torch's own message is a number, empty, or a page of advice to trust the file.
+        # torch's message is a number, empty, or a page of advice to trust the file.
         raise InputError(
-            f"--input {path} holds no tensors, expected what torch.save wrote of a tensor, or of "
+            f"--input {path} cannot be loaded; expected a torch.save file of a tensor or of "
             "a list of all inputs"
         ) from error

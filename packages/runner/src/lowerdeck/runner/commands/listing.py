@@ -19,14 +19,14 @@ _GROUPS = {
 class BackendsCommand:
     """List the installed backends."""
 
-    help = "list installed backends and what each can do"
+    help = "list installed backends and what they support"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command."""
         parser.add_argument("--operators", action="store_true", help="list the operators of each")
 
     def run(self, args: argparse.Namespace) -> int:
-        """Print the list.
+        """Print the backends.
 
         Returns:
             ``DONE``.

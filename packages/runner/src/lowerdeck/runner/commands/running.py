@@ -27,24 +27,20 @@ class RunCommand:
     help = "run a .pte file and show its outputs and timings"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments of the command.
-
-        Args:
-            parser: The parser of this command.
-        """
+        """Add the arguments of the command."""
         parser.add_argument("file", type=Path, metavar="FILE", help="the .pte file")
         parser.add_argument("--method", help="name of the method (forward, or the only one)")
         parser.add_argument("--data", type=Path, metavar="FILE", help="the program's .ptd file")
         parser.add_argument("--input", action="append", default=[], metavar="INPUT", help=HELP)
         parser.add_argument("--seed", type=int, default=0, help="seed of random inputs (0)")
         parser.add_argument("--repeat", type=_count, default=1, help="number of calls (1)")
-        parser.add_argument("--profile", action="store_true", help="show what took how long")
+        parser.add_argument("--profile", action="store_true", help="print times of instructions")
         parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace")
         parser.add_argument(
             "--etdump",
             type=Path,
             metavar="FILE",
-            help="write what each call took for the Inspector of ExecuTorch's devtools",
+            help="write call times for the Inspector of ExecuTorch's devtools",
         )
         parser.add_argument(
             "--output", type=Path, metavar="FILE", help="save results (torch.save)"
@@ -52,8 +48,7 @@ class RunCommand:
         parser.add_argument(
             "--no-emulation",
             action="store_true",
-            help="run it in the official runtime, whose times count; refuse where executorch is "
-            "not installed",
+            help="run and time it in the official runtime; requires executorch",
         )
         parser.add_argument(
             "--memory",
@@ -69,9 +64,9 @@ class RunCommand:
             ``DONE``.
 
         Raises:
-            RunnerError: The file cannot be run, or not with these inputs.
-            lowerdeck.inspect.CommandError: A file cannot be read or written, or an output is
-                an input or the other output.
+            RunnerError: The file cannot be run with these inputs.
+            lowerdeck.inspect.CommandError: A file cannot be read or written, or an output path is
+                also another argument.
         """
         check_paths(
             read=[
@@ -96,8 +91,8 @@ def _run_officially(args: argparse.Namespace) -> None:
     """Run the method in the official runtime."""
     if args.profile or args.trace or args.etdump or args.memory != "strict":
         raise CommandError(
-            "--profile, --trace, --etdump and --memory are of lowerdeck.runner, which emulates: "
-            "leave them out, or --no-emulation",
+            "--profile, --trace, --etdump and --memory need emulation: "
+            "remove them or --no-emulation",
             ExitStatus.USAGE,
         )
     with reading(args.file), open_pte(args.file) as file:
@@ -112,11 +107,11 @@ def _run_officially(args: argparse.Namespace) -> None:
     inputs = make_inputs(plan, args.input, args.seed)
     with OfficialRuntime(extra_kernels=True) as runtime:
         runtime.load(args.file, args.data)
-        # The first call allocates memory.
+        # Warm up: the first call allocates memory.
         runtime.run(inputs, name)
         calls = runtime.run(inputs, name, repeat=args.repeat)
         seconds = sum(calls.seconds) / args.repeat
-        _tell(calls.outputs)
+        _print_outputs(calls.outputs)
         say(f"{name}: {seconds * 1e3:.3f} ms a call in {runtime.name}, on this machine")
     if args.output is not None:
         _save(calls.outputs, args.output)
@@ -132,30 +127,30 @@ def _run(args: argparse.Namespace) -> None:
     for _ in range(args.repeat):
         result = method.signature.unflatten(method.run_flat(inputs))
     seconds = (time.perf_counter() - start) / args.repeat
-    _tell(leaves(result))
+    _print_outputs(leaves(result))
     say(
         f"{method.name}: {seconds * 1e3:.3f} ms a call in lowerdeck.runner, which emulates the "
-        "runtime in Python: no speed of a device"
+        "runtime in Python: not a device's speed"
     )
     if args.output is not None:
         _save(result, args.output)
     if args.profile or args.trace is not None or args.etdump is not None:
-        _watch(method, inputs, args)
+        _report_profile(method, inputs, args)
 
 
-def _tell(values: Iterable[object]) -> None:
+def _print_outputs(values: Iterable[object]) -> None:
     for number, value in enumerate(values):
-        say(f"output {number}: {_described(value)}")
+        say(f"output {number}: {_describe(value)}")
 
 
 def _save(result: object, path: Path) -> None:
-    # torch.save has its own error for a missing folder.
+    # torch.save raises RuntimeError for a missing folder.
     with writing(path), path.open("wb") as file:
         torch.save(result, file)
 
 
-def _watch(method: LoadedMethod, inputs: list[Any], args: argparse.Namespace) -> None:
-    """Call the method again, and print the times of its instructions."""
+def _report_profile(method: LoadedMethod, inputs: list[Any], args: argparse.Namespace) -> None:
+    """Call the method again, and print or save its profile."""
     profile = method.profile(*inputs)
     if args.profile:
         for line in (*profile.table().split("\n"), "", *profile.table(by_name=True).split("\n")):
@@ -174,7 +169,7 @@ def _watch(method: LoadedMethod, inputs: list[Any], args: argparse.Namespace) ->
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of calls, which is 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of calls; expected 1 or more")
     return number
 
 
@@ -182,7 +177,7 @@ def _usual_method(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else "forward"
 
 
-def _described(value: object) -> str:
+def _describe(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
     name = f"{str(value.dtype).removeprefix('torch.')}[{'x'.join(map(str, value.shape))}]"

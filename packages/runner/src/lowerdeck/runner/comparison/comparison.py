@@ -1,4 +1,4 @@
-"""Compare a program with eager: the first operator whose result differs, and its source."""
+"""Compare a program with eager, and locate the first operator that differs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from lowerdeck.runner.program import LoadedProgram
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One result that differs from eager's.
+    """Result that differs from eager's.
 
     Attributes:
         instruction: Index of the instruction, or -1 for an output of the method.
-        name: The operator that it calls, or ``output 0``.
-        place: Source line in the user's code, as far as known.
+        name: The called operator, or ``output 0``.
+        place: Source location, as far as known.
         eager_name: The corresponding operator in eager.
         largest: The largest absolute difference; infinite if only one of two numbers is NaN.
-        label: Operator of a part of a delegate, such as ``Conv2d``, if its runtime reports it.
+        label: Operator in a delegate, such as ``Conv2d``, if the backend's runtime reports it.
     """
 
     instruction: int
@@ -94,30 +94,26 @@ def compare(
     rtol: float = 1e-4,
     atol: float = 1e-4,
 ) -> Comparison:
-    """Compare a program with the model that it was made from.
+    """Return the differences between a program and its source model.
 
-    Both run once on the same inputs, and the result of each instruction is compared with that of
-    the operator it was made from. With an exported program as ``eager_model``, and a program
-    loaded with ``debug=``, results are matched by node. Otherwise they are matched by order,
-    operator and shape, and results without a counterpart, such as parts of a decomposition, are
-    only listed.
+    Both run once on the same inputs; each instruction's result is compared with its source
+    operator's. With an exported program as ``eager_model``, and a program loaded with ``debug=``,
+    results are matched by node. Otherwise they are matched by order, operator and shape; results
+    without a counterpart, such as parts of a decomposition, are listed as unmatched.
 
-    Delegates that compute on 8-bit integers may be one step apart from eager, and saturate where
-    eager does. Matched by node, each operator is compared with eager on the program's own inputs,
-    so that upstream rounding is not attributed to it.
+    8-bit delegates may differ from eager by one quantization step, and saturate where eager does.
+    If matched by node, each operator is compared with eager on the program's own inputs, so that
+    upstream rounding is not attributed to it.
 
     Args:
-        program: The loaded program; its state, if any, advances by one call.
-        eager_model: A module or function, or the exported program that was emitted.
-        inputs: The inputs of the original function by position.
-        kwargs: Its inputs by name.
-        method: Name of the method.
-        rtol: Relative tolerance.
-        atol: Absolute tolerance.
+        program: Its mutable state advances by one call.
+        eager_model: A module, a function, or the exported program that was emitted.
+        inputs: Positional inputs of the model.
+        kwargs: Keyword inputs of the model.
 
     Raises:
         InputError: The model and the method return different numbers of results, or an argument
-            is of the wrong kind.
+            has the wrong type.
         ExecutionError: An instruction failed.
 
     Example:
@@ -127,13 +123,13 @@ def compare(
     """
     if not isinstance(inputs, list | tuple):
         raise InputError(
-            f"found a {type(inputs).__name__} as the inputs, expected a tuple of them, as in (x,)"
+            f"found a {type(inputs).__name__} as inputs; expected a tuple, as in (x,)"
         )
     keywords = kwargs or {}
     # The program runs on copies, so that neither sees mutations of the other's inputs.
     copies = [_copied(value) for value in inputs]
-    kept = {name: _copied(value) for name, value in keywords.items()}
-    profile = program.method(method).profile(*copies, **kept)
+    kwarg_copies = {name: _copied(value) for name, value in keywords.items()}
+    profile = program.method(method).profile(*copies, **kwarg_copies)
     used: list[Event] = []
     expected_values: dict[str, list[Expected]] = {}
     if isinstance(eager_model, ExportedProgram):
@@ -177,11 +173,11 @@ def compare(
 def _settled(
     pairs: Sequence[Pair], ops: Sequence[EagerOp], rtol: float, atol: float
 ) -> list[Pair]:
-    """Correct pairs matched by order that eager's own values contradict.
+    """Return the pairs, with mismatches re-paired by value.
 
-    Order and shape do not identify one of several matrix products, and a kernel with a bias may be
-    a product and an addition in eager. A result is right if eager computed it too, in an operator
-    of that kind, and no other result equals it.
+    Order and shape do not distinguish several matrix products, and a kernel with a bias may be a
+    product and an addition in eager. An event that differs is paired with an unpaired eager
+    operator of its kind and value, if any.
     """
     equal = [_is_equal(event, op, rtol, atol) for event, op in pairs]
     paired = {id(op) for (_, op), right in zip(pairs, equal, strict=True) if right}
@@ -202,15 +198,15 @@ def _is_equal(event: Event, op: EagerOp, rtol: float, atol: float) -> bool:
     return all(_distance(result, right, rtol, atol) is None for result, right in pairs)
 
 
-# The emitter subtracts the mean before these kernels and adds it to the mean that they
-# return: their own second result differs from eager's.
+# The emitter subtracts the mean before these kernels and adds it to the mean that they return, so
+# their second result differs from eager's.
 _CENTERED = ("native_layer_norm", "native_group_norm", "_native_batch_norm_legit")
 
 
 def _values(
     event: Event, op: EagerOp, expected: Sequence[Expected] | None = None
 ) -> list[tuple[torch.Tensor, Expected]]:
-    """Return the results of an event, each with eager's."""
+    """Return pairs of an event's and eager's results."""
     if expected is None:
         expected = [expected_of(event, value) for value in op.values]
     values = list(zip(tensors_of(event.values), expected, strict=False))
@@ -220,14 +216,14 @@ def _values(
 
 
 def _in_shape_of(found: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return eager's ``value`` in the shape of ``found``, if they only differ in that."""
+    """Return ``value``, reshaped like ``found`` if the element counts agree."""
     if found.shape == value.shape or found.numel() != value.numel():
         return value
     return value.reshape(found.shape)
 
 
 def _distance(found: torch.Tensor, right: Expected, rtol: float, atol: float) -> float | None:
-    """Return the largest difference of two tensors if it is beyond the tolerance, else None."""
+    """Return the largest absolute difference if beyond the tolerance, else None."""
     expected = _in_shape_of(found, right.value)
     if found.shape != expected.shape:
         return float("inf")
@@ -247,9 +243,7 @@ def _outputs(found: Any, expected: Any, rtol: float, atol: float) -> list[Differ
         raise InputError(f"the method returns {len(ours)} results, the model {len(theirs)}")
     differences = []
     for number, (result, reference) in enumerate(zip(ours, theirs, strict=True)):
-        if result is None or isinstance(
-            result, str
-        ):  # a constant of the program, which has no error
+        if result is None or isinstance(result, str):  # a constant, which has no error
             if result != reference:
                 raise InputError(f"output {number} is {result!r}, the model returns {reference!r}")
             continue
@@ -263,7 +257,7 @@ def _outputs(found: Any, expected: Any, rtol: float, atol: float) -> list[Differ
 
 
 def _place_of(place: SourceLocation, op: EagerOp) -> SourceLocation:
-    """Return ``place`` with eager's own line where the program knows none."""
+    """Return ``place``, with eager's source line and node as defaults."""
     line = place.source_line or op.source_line
     return SourceLocation(
         place.handles, place.node or op.node, line, place.module_path, place.operator

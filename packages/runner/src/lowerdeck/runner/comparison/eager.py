@@ -1,4 +1,4 @@
-"""Recorder of the results of each operator while a model runs in eager."""
+"""Record the results of each operator in an eager run."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
 
 @dataclass(frozen=True, slots=True)
 class EagerOp:
-    """One operator that eager ran.
+    """Operator call of an eager run.
 
     Attributes:
         name: Its name, such as ``aten::addmm``.
         values: Copies of its tensor results.
-        source_line: The line of the user's code that led to it, empty when unknown.
-        module_path: Path of the module that ran it, empty for the model itself, None when unknown.
-        node: Name of the node, where an exported program was run; else empty.
+        source_line: Calling line of user code, empty if unknown.
+        module_path: Path of the calling module, empty for the root, None if unknown.
+        node: Name of the node of an exported program, else empty.
         handle: Debug handle of that node, or None.
     """
 
@@ -44,27 +44,17 @@ class EagerOp:
 def record_calls(
     model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, list[EagerOp]]:
-    """Return what ``model`` returns, and the operators of torch that it ran.
-
-    Args:
-        model: A module or function.
-        args: Its inputs by position.
-        kwargs: Its inputs by name.
-    """
+    """Return the result of ``model``, and the torch operators that it ran."""
     modules = _ModulePath(model)
     recorder = _CallRecorder(modules)
-    # Compiled parts, such as the branches of a torch.cond, would hide what they run.
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"), modules.followed(), recorder:
+    # Compiled code, such as branches of torch.cond, would hide its operators.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), modules.tracked(), recorder:
         result = model(*args, **kwargs)
-    return result, recorder.found
+    return result, recorder.ops
 
 
 class _ModulePath:
-    """The module that runs, followed by hooks.
-
-    Args:
-        model: The model whose modules have the paths.
-    """
+    """Path of the running module, tracked by global hooks."""
 
     def __init__(self, model: object) -> None:
         self._names: dict[int, str] = {}
@@ -77,7 +67,7 @@ class _ModulePath:
         return self._running[-1]
 
     @contextmanager
-    def followed(self) -> Iterator[None]:
+    def tracked(self) -> Iterator[None]:
         hooks = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
@@ -98,16 +88,11 @@ class _ModulePath:
 def record_nodes(
     program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[EagerOp]:
-    """Return the operators that an exported program runs, with the names of their nodes.
-
-    Args:
-        args: Its inputs by position.
-        kwargs: Its inputs by name.
-    """
+    """Return the operators of a run of an exported program, with node names."""
     recorder = _NodeRecorder(program.graph_module)
     with torch.no_grad():
         recorder.run(*flat_graph_inputs(program, args, kwargs))
-    return recorder.found
+    return recorder.ops
 
 
 class _CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -115,7 +100,7 @@ class _CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, modules: _ModulePath) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[EagerOp] = []
+        self.ops: list[EagerOp] = []
         self._modules = modules
 
     def __torch_dispatch__(
@@ -126,12 +111,12 @@ class _CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in _CONTROL_FLOW:
-            # Torch would run branches and bodies unseen; here they run under this mode again.
+            # Run subgraphs under this mode; torch would run them outside of it.
             with self:
                 return _CONTROL_FLOW[func](*args, **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
         name = operator_name(func) or str(func)
-        self.found.append(EagerOp(name, tensors_in(result), _user_line(), self._modules.current))
+        self.ops.append(EagerOp(name, tensors_in(result), _user_line(), self._modules.current))
         return result
 
 
@@ -164,23 +149,19 @@ _CONTROL_FLOW: Mapping[Any, Callable[..., Any]] = {
 class _NodeRecorder(fx.Interpreter):
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.found: list[EagerOp] = []
+        self.ops: list[EagerOp] = []
 
     def run_node(self, n: fx.Node) -> Any:
         result = super().run_node(n)
         if n.op == "call_function":
             name = operator_name(n.target) or str(n.target)
             handle = n.meta.get("debug_handle")
-            self.found.append(EagerOp(name, tensors_in(result), node=n.name, handle=handle))
+            self.ops.append(EagerOp(name, tensors_in(result), node=n.name, handle=handle))
         return result
 
 
 def tensors_in(result: object) -> tuple[torch.Tensor, ...]:
-    """Return copies of the tensors in a result, as later operators may write in place.
-
-    Args:
-        result: What an operator returned.
-    """
+    """Return copies of the tensors in a result, because later operators may mutate them."""
     if isinstance(result, torch.Tensor):
         return (result.detach().clone(),)
     if isinstance(result, (tuple, list)):
@@ -189,7 +170,7 @@ def tensors_in(result: object) -> tuple[torch.Tensor, ...]:
 
 
 def _user_line() -> str:
-    """Return the innermost line on the stack that is neither torch's nor this package's."""
+    """Return the innermost line on the stack outside of torch and of this file."""
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename

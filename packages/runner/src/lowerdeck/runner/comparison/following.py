@@ -27,21 +27,21 @@ Agrees = Callable[[torch.Tensor, Expected], bool]
 
 
 class Following:
-    """Run an exported program in which correct results are replaced by another program's.
+    """Run an exported program, with correct results replaced by another program's.
 
-    Each operator then computes from the other program's values, and differs only by its own error.
-    Numbers on both sides of a rounding boundary are one step apart after rounding, and several
-    after the next layer; the tolerance would have to allow for all of it.
+    Each operator then reads the other program's values, and differs only by its own error.
+    Otherwise a value near a rounding boundary would cause a difference of one step, and of several
+    after the next layer.
 
     Args:
         events: Events of the other program.
         pairs: The event of each node.
-        agrees: Returns whether a tensor is the expected one.
+        agrees: Returns whether a tensor equals the expected one.
 
     Attributes:
-        expected: For each node of a pair, the expected result of its event.
+        expected: Expected results of the paired event, by node name.
         outputs: The results of the exported program, in order.
-        used: Events that were used as the rounding of some node.
+        used: Events whose rounding replaced that of a node.
     """
 
     def __init__(
@@ -55,17 +55,14 @@ class Following:
         self.outputs: list[Any] = []
         self.used: list[Event] = []
         self._program = program
-        self._given: Mapping[str, Event] = {op.node: event for event, op in pairs}
-        self._rounded = [e for e in events if e.precision is not None and e.precision.at_run_time]
+        self._event_of_node: Mapping[str, Event] = {op.node: event for event, op in pairs}
+        self._rounding_events = [
+            e for e in events if e.precision is not None and e.precision.at_run_time
+        ]
         self._agrees = agrees
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Run the exported program once.
-
-        Args:
-            args: Its inputs by position.
-            kwargs: Its inputs by name.
-        """
+        """Run the exported program once."""
         interpreter = _Interpreter(self._program.graph_module, self._result_of)
         with torch.no_grad():
             results = interpreter.run(*flat_graph_inputs(self._program, args, kwargs))
@@ -77,8 +74,8 @@ class Following:
         ]
 
     def _result_of(self, node: fx.Node, result: Any, is_new: bool) -> Any:
-        """Return the result of ``node`` that later nodes read."""
-        event = self._given.get(node.name)
+        """Return the value of ``node`` for its users."""
+        event = self._event_of_node.get(node.name)
         if event is None:
             if is_new and name_of(node).startswith("dequantize"):
                 return self._rounded_as(result)
@@ -87,7 +84,7 @@ class Following:
             expected_of(event, value, node) for value in tensors_in(result)
         ]
         results = tensors_of(event.values)
-        # A view stays a view: a write to it changes its base.
+        # Keep views: writes to them must change their base.
         if not is_new or len(results) != 1 or results[0].numel() != result.numel():
             return result
         value = results[0].reshape(result.shape)
@@ -99,13 +96,13 @@ class Following:
         return value.to(result.dtype, copy=True)
 
     def _rounded_as(self, result: torch.Tensor) -> torch.Tensor:
-        """Return the other program's rounding of the same numbers, if it has one.
+        """Return the other program's rounding of ``result``, or ``result`` if it has none.
 
-        Both choose the scale from the numbers, eager perhaps for the whole tensor and the other
-        for each row: only the numbers show which rows correspond.
+        Both choose scales at run time, eager perhaps per tensor and the other program per row, so
+        only the values identify the event.
         """
         slack = step_at_run_time(result) * (1 + 1e-4)
-        for event in self._rounded:
+        for event in self._rounding_events:
             (values,) = tensors_of(event.values)
             if values.numel() != result.numel():
                 continue

@@ -1,4 +1,4 @@
-"""Match each event of a program with the eager operator that computes the same."""
+"""Match the events of a program with equivalent eager operators."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ _FAMILIES = {
     "to_dim_order_copy": "copy",
     "transpose": "permute",
 }
-"""Operators that compute the same thing under several names."""
+"""Canonical names of equivalent operators."""
 
 _FLATTENED = frozenset({"addmm", "linear", "mm"})
-"""Operators that eager computes with outer dimensions flattened, and a kernel may not."""
+"""Operators whose outer dimensions eager flattens and a kernel may keep."""
 
 
 _MOVERS = frozenset(
@@ -68,18 +68,17 @@ _MOVERS = frozenset(
         "view",
     }
 )
-"""Families that compute nothing: compilers put them in another order."""
+"""Families that only move data; compilers reorder them."""
 
 
 def by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
-    """Match each node with the last event that comes from it and has its shapes.
+    """Return pairs of each node and its last event, if their shapes agree.
 
-    An earlier event of these shapes may be an intermediate step, such as the softmax of an
-    attention whose result is as wide as its scores.
+    An earlier event may be an intermediate result of equal shape, such as the softmax of an
+    attention.
 
     Args:
-        events: Events of the program.
-        ops: Results of the nodes of an exported program.
+        ops: Recorded nodes of an exported program.
     """
     by_node = {op.node: op for op in ops}
     by_handle = {op.handle: op for op in ops if op.handle is not None}
@@ -87,19 +86,19 @@ def by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
     for event in events:
         op = _op_of(event, by_node, by_handle)
         if op is not None and tensors_of(event.values):
-            last.pop(op.node, None)  # in the order of the last events
+            last.pop(op.node, None)  # keep the order of last events
             last[op.node] = event, op
     return [pair for pair in last.values() if _gives_shapes(*pair)]
 
 
 def _gives_shapes(event: Event, op: EagerOp) -> bool:
-    """Return whether an event has the result shapes of an operator, and perhaps more."""
+    """Return whether an event's leading results have the shapes of an operator's."""
     values, expected = tensors_of(event.values)[: len(op.values)], op.values
     return bool(expected) and list(map(_rows, values)) == list(map(_rows, expected))
 
 
 def _rows(value: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape with the outer dimensions flattened, as a kernel may take them."""
+    """Return the shape with outer dimensions flattened, as kernels may do."""
     *outer, last = value.shape or (1,)
     return math.prod(outer), last
 
@@ -113,28 +112,25 @@ def _op_of(
 
 
 def by_order(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
-    """Match events and operators of the same kind, shape and module, in the order of both.
+    """Return pairs of events and operators of equal kind, shape and module, in order.
 
-    If modules are unknown, or an event covers nodes of several, the longest common subsequences of
-    kind and shape decide, unless the modules contradict them.
-
-    Args:
-        events: Events of the program.
+    If the module is unknown or ambiguous, pairs are common subsequences of kind and shape whose
+    known modules are compatible.
     """
     ours = [event for event in _finished(events) if tensors_of(event.values)]
     theirs = [op for op in ops if op.values]
     pairs: list[Pair] = []
     if any(event.place.module_path for event in ours):
         pairs, ours, theirs = _by_module(ours, theirs)
-    rest = _common(ours, theirs)
-    pairs += [pair for pair in rest if _may_belong_together(*pair)]
+    remaining = _common(ours, theirs)
+    pairs += [pair for pair in remaining if _may_belong_together(*pair)]
     return sorted(pairs, key=lambda pair: pair[0].start_ns + pair[0].duration_ns)
 
 
 def _by_module(
     events: Sequence[Event], ops: Sequence[EagerOp]
 ) -> tuple[list[Pair], list[Event], list[EagerOp]]:
-    """Match modules with equally many operators in program and eager; return the rest."""
+    """Return pairs from modules with equal operator counts, and unmatched events and operators."""
     ours: dict[tuple[object, ...], list[Event]] = {}
     theirs: dict[tuple[object, ...], list[EagerOp]] = {}
     for event in events:
@@ -146,12 +142,12 @@ def _by_module(
         count = len(ours[key])
         if count == len(theirs[key]) and (count == 1 or key[0] not in _MOVERS):
             pairs += zip(ours[key], theirs[key], strict=True)
-    # If the counts differ, it is unknown which ones are missing.
-    settled = ours.keys() & theirs.keys()
+    # Keys with different counts are dropped: it is unknown which operators are missing.
+    shared_keys = ours.keys() & theirs.keys()
     return (
         pairs,
-        [e for e in events if (*_event_key(e), e.place.module_path) not in settled],
-        [op for op in ops if (*_op_key(op), op.module_path) not in settled],
+        [e for e in events if (*_event_key(e), e.place.module_path) not in shared_keys],
+        [op for op in ops if (*_op_key(op), op.module_path) not in shared_keys],
     )
 
 
@@ -167,23 +163,21 @@ def _common(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
 
 
 def _may_belong_together(event: Event, op: EagerOp) -> bool:
-    """Return whether the modules of both, as far as known, can be the same."""
+    """Return whether the known modules of both are compatible."""
     paths = event.place.module_path.split("; ")
     if op.module_path is None or paths == [""]:
         return True
-    # Operators outside of submodules are ignored if an event covers several nodes.
+    # Enclosing modules are compatible: paths of an event with several nodes omit the root.
     return op.module_path in paths or any(
         path.startswith(f"{op.module_path}.") or not op.module_path for path in paths
     )
 
 
 def same_kind(event: Event, op: EagerOp) -> bool:
-    """Return whether an event and an eager operator may be the same by kind and shape.
+    """Return whether an event and an eager operator agree in kind and shape.
 
     Args:
-        event: An event of the program.
-        op: An operator of eager. An addition of the shape of a matrix product may be the bias that
-            eager adds to one.
+        op: An addition agrees with a matrix product of its shape, whose bias it may add.
     """
     kind, *shape = _event_key(event)
     if _op_key(op) == (kind, *shape):
@@ -205,7 +199,7 @@ def _op_key(op: EagerOp) -> tuple[object, ...]:
 
 
 def _key(name: str, values: Sequence[torch.Tensor]) -> tuple[object, ...]:
-    """Return a key that is equal for an event and its eager operator."""
+    """Return a key of kind and shape, equal for an event and its eager operator."""
     family, shapes = _family(name), _shapes(values)[:1]
     if _short(name) in _FLATTENED and shapes and shapes[0]:
         *outer, last = shapes[0]
@@ -214,7 +208,7 @@ def _key(name: str, values: Sequence[torch.Tensor]) -> tuple[object, ...]:
 
 
 def _finished(events: Sequence[Event]) -> list[Event]:
-    """Return ``events`` without the parts of a delegate that only prepare a node's result."""
+    """Return ``events`` without a node's intermediate results in a delegate."""
     pairs = zip_longest(events, events[1:])
     return [
         event
@@ -226,12 +220,12 @@ def _finished(events: Sequence[Event]) -> list[Event]:
 
 
 def _operator(event: Event) -> str:
-    """Return the operator of an event; for a part of a delegate, that of its source."""
+    """Return the operator of an event, or of its source node for events in a delegate."""
     return event.name if event.identifier is None else event.place.operator
 
 
 def _family(name: str) -> str:
-    """Return a common name for all overloads of an operator.
+    """Return the canonical name of an operator's overloads.
 
     Args:
         name: Such as ``aten::add.out``, ``aten::add`` or ``aten.add.Tensor``.
@@ -248,11 +242,7 @@ def _short(name: str) -> str:
 
 
 def tensors_of(values: Sequence[Any]) -> list[torch.Tensor]:
-    """Return the tensors among ``values``.
-
-    Args:
-        values: The results of an event.
-    """
+    """Return the tensors among ``values``."""
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 

@@ -1,4 +1,4 @@
-"""Round eager's numbers to quantized integers or short floats."""
+"""Round eager's values to quantized integers or low-precision floats."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lowerdeck.runner.profile import Event
 
 _INTEGERS = frozenset({torch.int8, torch.uint8})
 _REAL = _INTEGERS | {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-"""Eager's dtypes of real numbers; bools and indices are not quantized."""
+"""Eager dtypes of quantizable values, not bools and indices."""
 
 
 class Expected(NamedTuple):
     """Expected result of an event.
 
     Attributes:
-        value: Eager's numbers, rounded as the program represents them.
+        value: Eager's values, rounded to the program's representation.
         slack: Additional absolute tolerance.
     """
 
@@ -28,11 +28,7 @@ class Expected(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The numbers that integers with one scale represent.
-
-    Attributes:
-        zero_point: The integer that represents 0.
-    """
+    """Per-tensor affine quantization."""
 
     step: float
     zero_point: int
@@ -40,11 +36,11 @@ class Grid(NamedTuple):
     most: int
 
     def real(self, integers: torch.Tensor) -> torch.Tensor:
-        """Dequantize integers."""
+        """Return dequantized integers."""
         return (integers.double() - self.zero_point) * self.step
 
     def integers(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Quantize numbers, in float64; the largest integer for NaN."""
+        """Return quantized integers as float64; NaN becomes the largest."""
         wide = (numbers.double() / self.step).nan_to_num(nan=torch.inf, posinf=torch.inf)
         return (wide.round() + self.zero_point).clamp(self.least, self.most)
 
@@ -52,12 +48,11 @@ class Grid(NamedTuple):
 def expected_of(event: Event, value: torch.Tensor, node: fx.Node | None = None) -> Expected:
     """Return the expected result of an event for eager's ``value``.
 
-    An event that returns integers includes eager's later rounding. Eager's own scale and limits
-    are used if known: a program with others is wrong.
+    Events with integer results include the rounding of eager's later quantize node. Eager's scale
+    and limits are used if known, because a program with others is wrong.
 
     Args:
-        event: An event of the program.
-        node: Its node, if eager is an exported program.
+        node: The event's node, if eager is an exported program.
     """
     precision = event.precision
     if precision is None or value.dtype not in _REAL or not value.numel():
@@ -72,12 +67,10 @@ def expected_of(event: Event, value: torch.Tensor, node: fx.Node | None = None) 
 
 
 def grid_of(event: Event, node: fx.Node | None = None) -> Grid | None:
-    """Return the grid of an event's result, None for floats.
+    """Return the quantization of an event's result, or None for floats.
 
     Args:
-        event: An event of the program.
-        node: Its node in eager; one that quantizes, or is followed by one that does, gives the
-            expected scale.
+        node: The event's node; a quantize node, itself or a user, determines the expected scale.
     """
     precision = event.precision
     if precision is None or precision.step is None:
@@ -85,7 +78,7 @@ def grid_of(event: Event, node: fx.Node | None = None) -> Grid | None:
     own = Grid(precision.step, precision.zero_point, *precision.limits)
     near = () if node is None else (node, *node.users)
     grids = [grid for reader in near if (grid := _grid_of_node(reader))]
-    # Two readers may round to two scales, each in a separate event.
+    # Users may quantize to different scales, each in a separate event.
     return min(grids, key=lambda grid: abs(grid.step - own.step), default=own)
 
 
@@ -99,15 +92,15 @@ def _grid_of_node(node: fx.Node) -> Grid | None:
 
 
 def name_of(node: fx.Node) -> str:
-    """Return the bare name of a node's operator, such as ``quantize_per_tensor``."""
+    """Return a node's operator name without namespace, such as ``quantize_per_tensor``."""
     return (operator_name(node.target) or "").rpartition("::")[2]
 
 
 def step_at_run_time(numbers: torch.Tensor) -> float:
-    """Return the step of 8-bit integers whose scale is chosen at run time.
+    """Return the 8-bit quantization step for a scale chosen at run time.
 
     Args:
-        numbers: A tensor, quantized as a whole; the steps of single rows are not larger.
+        numbers: Values quantized per tensor; steps per row are not larger.
     """
     if not numbers.numel():
         return 0.0

@@ -1,4 +1,4 @@
-"""The instructions of a method, and the order in which they may run."""
+"""Bound instructions of a method and their control flow."""
 
 from lowerdeck.runner.instructions.flow import successors
 from lowerdeck.runner.instructions.machine import (

@@ -1,4 +1,4 @@
-"""Control flow of a chain of instructions."""
+"""Control flow of a chain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lowerdeck.serializer import JumpFalseCall
 
 
 def successors(code: Sequence[object]) -> list[tuple[int, ...]]:
-    """Return the possible successors of each instruction of a chain; its length means the end.
+    """Return the possible successors of each instruction; the length of ``code`` means the end.
 
     Args:
         code: The ``instr_args`` of the chain.

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from lowerdeck.runner.errors import ExecutionError
 
 Step = Callable[[], int | None]
-"""Runs one instruction; returns where to go on, or anything but an int for the next one."""
+"""Runs one instruction; returns the jump target, or a non-int to continue with the next one."""
 
 Observer = Callable[[int, int, Step], int | None]
-"""Runs the step of an instruction, given its chain and its index, and returns what it returns."""
+"""Runs a step, given its chain and index, and returns its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Facts about one instruction.
+    """Effects of one instruction.
 
     Attributes:
-        name: Its operator, such as ``aten::add.out``.
-        reads: The values it reads, including those in lists.
-        writes: The values it writes, including those in lists.
-        overwrites: Those of ``writes`` that are overwritten completely.
-        in_place: Those of ``reads`` whose bytes its kernel may overwrite with results.
+        name: Operator, such as ``aten::add.out``.
+        reads: Values it reads, including list items.
+        writes: Values it writes, including list items.
+        overwrites: The subset of ``writes`` that is overwritten completely.
+        in_place: The subset of ``reads`` that may share memory with a result.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class BoundChain:
-    """A chain with bound instructions.
+    """Chain with bound instructions.
 
     Attributes:
-        steps: One function for each instruction.
-        instructions: Facts about each.
-        follow: Possible successors of each; their number means the end.
+        steps: Function of each instruction.
+        instructions: Effects of each.
+        follow: Possible successors of each; the length of the chain means the end.
         jumps: Whether any instruction jumps.
     """
 
@@ -53,13 +53,11 @@ class BoundChain:
 def run_chains(
     chains: Sequence[BoundChain], method: str, limit: int, observer: Observer | None = None
 ) -> None:
-    """Run all chains, one after the other.
+    """Run all chains in order.
 
     Args:
-        chains: The code of a method.
-        method: Its name, for messages.
-        limit: How many instructions may run in all.
-        observer: Runs each instruction, if given.
+        method: Name of the method, for messages.
+        limit: Maximum number of executed instructions.
 
     Raises:
         ExecutionError: An instruction failed, or the limit was reached.
@@ -73,7 +71,7 @@ def run_chains(
                 continue
             while index < end:
                 if limit <= 0:
-                    raise ExecutionError("the limit of instructions is reached: an endless loop?")
+                    raise ExecutionError("instruction limit reached: an endless loop?")
                 limit -= 1
                 step = steps[index]
                 target = step() if observer is None else observer(number, index, step)
@@ -83,7 +81,7 @@ def run_chains(
 
 
 def _located(error: Exception, method: str, index: int, chain: BoundChain) -> ExecutionError:
-    """Return ``error`` as an ExecutionError that names the instruction."""
+    """Return an ExecutionError that names the failed instruction."""
     text = str(error) if isinstance(error, ExecutionError) else f"{type(error).__name__}: {error}"
     name = chain.instructions[index].name
     kind = type(error) if isinstance(error, ExecutionError) else ExecutionError

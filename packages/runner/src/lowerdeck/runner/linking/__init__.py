@@ -1,4 +1,4 @@
-"""Link the instructions of a file to kernels."""
+"""Bind the instructions of a file to kernels."""
 
 from lowerdeck.runner.linking.linking import Linker
 

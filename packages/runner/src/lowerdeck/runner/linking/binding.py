@@ -1,4 +1,4 @@
-"""Bind instructions to closures once, so that running one costs little more than its kernel."""
+"""Bind instructions to closures once, so that a call costs little more than its kernel."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ def bind_kernel(kernel: Kernel, args: Sequence[int], frame: Frame) -> Step:
     """Return a function that runs ``kernel`` on the values ``args``.
 
     Args:
-        args: Value indices as listed in the instruction.
-        frame: The values of the method.
+        args: Value indices of the instruction.
 
     Raises:
-        ProgramError: The arguments do not fit the operator.
+        ProgramError: The arguments do not match the operator.
     """
     for position, index in enumerate(args):
         frame.check(index, f"argument {position} of {kernel.name}")
@@ -50,8 +49,7 @@ def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
     """Return the values that ``kernel`` reads and writes if called with ``args``.
 
     Args:
-        args: Value indices as listed in the instruction, checked.
-        frame: The values of the method.
+        args: Checked value indices of the instruction.
     """
     if isinstance(kernel, ScalarKernel):
         result = tuple(args[kernel.arity : kernel.arity + 1])
@@ -85,13 +83,13 @@ def effects(kernel: Kernel, args: Sequence[int], frame: Frame) -> Instruction:
     )
 
 
-def _count(kernel: Kernel, args: Sequence[int], expected: int) -> None:
+def _check_count(kernel: Kernel, args: Sequence[int], expected: int) -> None:
     if len(args) != expected:
         raise ProgramError(f"{kernel.name} is called with {len(args)} values; it takes {expected}")
 
 
 def _bind_scalar(kernel: ScalarKernel, args: Sequence[int], frame: Frame) -> Step:
-    _count(kernel, args, kernel.arity + 1)
+    _check_count(kernel, args, kernel.arity + 1)
     registers, call = frame.registers, kernel.call
     target = args[kernel.arity]
     if kernel.name.startswith("aten::"):
@@ -105,11 +103,11 @@ def _bind_scalar(kernel: ScalarKernel, args: Sequence[int], frame: Frame) -> Ste
 
 
 def _bind_view(kernel: ViewKernel, args: Sequence[int], frame: Frame) -> Step:
-    _count(kernel, args, len(kernel.types) + kernel.returns)
+    _check_count(kernel, args, len(kernel.types) + kernel.returns)
     _, spec = frame.tensor(args[kernel.written], f"the result of {kernel.name}")
     call = kernel.call
     if kernel.name != VIEW:
-        # A view only moves a pointer; the others write elements.
+        # A view only sets a pointer; the others write elements.
         frame.require_writable(spec.index, f"the result of {kernel.name}")
     _check_kinds(kernel.name, kernel.types, args, frame)
     inputs = list(args[: len(kernel.types)])
@@ -121,7 +119,7 @@ def _bind_view(kernel: ViewKernel, args: Sequence[int], frame: Frame) -> Step:
 
 
 def _bind_torch(kernel: TorchKernel, args: Sequence[int], frame: Frame) -> Step:
-    _count(kernel, args, len(kernel.arguments) + 1)
+    _check_count(kernel, args, len(kernel.arguments) + 1)
     types = [argument.type for argument in kernel.arguments]
     _check_kinds(kernel.name, types, args, frame)
     outs: list[tuple[torch.Tensor, TensorSpec]] = []
@@ -136,7 +134,7 @@ def _bind_torch(kernel: TorchKernel, args: Sequence[int], frame: Frame) -> Step:
     )
     call = partial(kernel.call, *positional, **keywords)
     if not all(argument.is_out for argument in kernel.arguments if argument.is_written):
-        return call  # in place: the shape of the result is that of the argument
+        return call  # in-place ops keep the argument's shape
     read = {id(value) for value in _flat(positional)} | {
         id(keywords[a.name]) for a in kernel.arguments if a.keyword_only and not a.is_out
     }
@@ -168,7 +166,7 @@ def _checked_static(call: Callable[[], Any], outs: list[tuple[torch.Tensor, Tens
 
 
 def _refuse_shape(out: torch.Tensor, spec: TensorSpec) -> None:
-    """Raise for a static result of another shape, and restore its own for the next call."""
+    """Restore the planned shape of a static result for the next call, and raise."""
     shape = out.shape
     out.as_strided_(spec.sizes, strides_of(spec.sizes, spec.dim_order))
     check_shape(shape, spec)
@@ -181,19 +179,19 @@ def _checked_dynamic(
 ) -> Step:
     def step() -> None:
         for out in emptied:
-            out.resize_(0)  # torch gives an empty out the shape of the result without a warning
+            out.resize_(0)  # torch resizes an empty out without a warning
         call()
         for out, spec in outs:
-            settle(out, spec)
+            normalize_layout(out, spec)
 
     return step
 
 
-def settle(out: torch.Tensor, spec: TensorSpec) -> None:
-    """Check the shape that a kernel gave ``out``, and convert it to the layout of the file.
+def normalize_layout(out: torch.Tensor, spec: TensorSpec) -> None:
+    """Check the shape of ``out`` after a kernel, and convert it to the layout of the file.
 
     Raises:
-        ExecutionError: The shape exceeds that of the file.
+        ExecutionError: The shape exceeds the planned one.
     """
     check_shape(out.shape, spec)
     if out.is_contiguous() if spec.contiguous else has_layout(out, spec.dim_order):
@@ -204,7 +202,7 @@ def settle(out: torch.Tensor, spec: TensorSpec) -> None:
 
 
 def _bind_moving(kernel: TorchKernel, indices: Sequence[int], frame: Frame) -> Step:
-    """Bind a step that looks its arguments up at each call, because some of them are rebound."""
+    """Return a step that fetches its arguments per call, because some registers are rebound."""
     fetchers = [
         (frame.fetcher(index), converter(argument.type))
         for index, argument in zip(indices, kernel.arguments, strict=True)
@@ -225,7 +223,7 @@ def _bind_moving(kernel: TorchKernel, indices: Sequence[int], frame: Frame) -> S
                 out.resize_(0)
         kernel.call(*positional, **keywords)
         for out, spec in outs:
-            settle(out, spec)
+            normalize_layout(out, spec)
 
     return step
 
@@ -234,7 +232,7 @@ def _tensors(value: object) -> list[torch.Tensor]:
     tensors = []
     for item in value if isinstance(value, list) else [value]:
         if not isinstance(item, torch.Tensor):
-            raise ExecutionError(f"the result would go to a {type(item).__name__}, not a tensor")
+            raise ExecutionError(f"a result is bound to a {type(item).__name__}, not a tensor")
         tensors.append(item)
     return tensors
 
@@ -245,7 +243,7 @@ def _check_kinds(name: str, types: Sequence[str], args: Sequence[int], frame: Fr
         if index not in frame.moving and not accepts(type_name, value):
             raise ProgramError(
                 f"argument {position} of {name} is value {index}, a {type(value).__name__}; "
-                f"{type_name} was expected"
+                f"expected {type_name}"
             )
 
 
@@ -256,7 +254,7 @@ def _converted(type_name: str, value: object) -> object:
     try:
         return convert(value)
     except KeyError as error:
-        raise ProgramError(f"{value} is no {type_name} that torch has") from error
+        raise ProgramError(f"{value} is not a {type_name} of torch") from error
 
 
 def _split(kernel: TorchKernel, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:

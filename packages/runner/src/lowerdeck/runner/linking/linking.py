@@ -1,4 +1,4 @@
-"""Link the code of a method: find operators, analyse registers, bind instructions."""
+"""Find the operators of a method, analyse its registers and bind its instructions."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ class Linker:
     """Convert the instructions of one method to functions.
 
     Args:
-        plan: The method in the file.
-        custom_kernels: Full names of operators that it may call besides the runtime's own.
+        custom_kernels: Full names of additionally allowed operators.
 
     Attributes:
-        moves: Pairs (from, to) of registers that a move or a view makes share memory.
+        moves: Pairs (from, to) of registers that share memory after a move or a view.
 
     Raises:
-        MissingKernelError: An operator is unknown, or not among those that a file may call.
+        MissingKernelError: An operator is unknown or not allowed.
         ProgramError: An index is out of range.
     """
 
@@ -57,10 +56,10 @@ class Linker:
         self._examine()
 
     def link(self) -> list[BoundChain]:
-        """Return the chains of the method, bound.
+        """Return the bound chains of the method.
 
         Raises:
-            ProgramError: An instruction does not fit its values.
+            ProgramError: An instruction does not match its values.
         """
         return [self._link_chain(number) for number in range(len(self._code))]
 
@@ -70,9 +69,7 @@ class Linker:
             item.op_index for code in self._code for item in code if isinstance(item, KernelCall)
         }
         if any(not 0 <= index < len(operators) for index in used):
-            raise ProgramError(
-                f"an instruction calls operator {max(used)}; {len(operators)} are listed"
-            )
+            raise ProgramError(f"an instruction calls operator {max(used)} of {len(operators)}")
         custom = self._custom_kernels
         kernels = [find_kernel(item.name, item.overload, custom) for item in operators]
         missing = sorted({operators[index].full_name for index in used if kernels[index] is None})
@@ -85,11 +82,11 @@ class Linker:
     def _kernel(self, op_index: int) -> Kernel:
         kernel = self._kernels[op_index]
         if kernel is None:
-            raise ProgramError(f"no kernel is known for operator {op_index}")
+            raise ProgramError(f"operator {op_index} has no kernel")
         return kernel
 
     def _examine(self) -> None:
-        """Check indices; find registers that are rebound, and values that share memory."""
+        """Check indices; record rebound registers and values that share memory."""
         moving = self._frame.moving
         for code in self._code:
             for number, item in enumerate(code):
@@ -130,7 +127,7 @@ class Linker:
         )
 
     def _follow(self, code: Sequence[InstructionArguments]) -> tuple[tuple[int, ...], ...]:
-        """Return the possible successors of each instruction; a constant condition has one."""
+        """Return the possible successors of each instruction; jumps on a constant have one."""
         follow = successors(code)
         for index, item in enumerate(code):
             if isinstance(item, JumpFalseCall) and item.cond_value_index not in self._frame.moving:
@@ -167,11 +164,11 @@ class Linker:
         frame = self._frame
         value = frame.values[condition]
         if destination < 0:
-            raise ProgramError(f"the jump goes to {destination}")
+            raise ProgramError(f"the jump target is {destination}")
         if isinstance(value, Tensor):
             tensor, spec = frame.tensor(condition, "a condition")
             if spec.dtype is not torch.bool:
-                raise ProgramError(f"the condition is a tensor of {spec.dtype}")
+                raise ProgramError(f"the condition is a tensor of {spec.dtype}; expected bool")
             if condition not in frame.moving:
                 return lambda: None if tensor.all().item() else destination
         elif not isinstance(value, Bool):
@@ -193,13 +190,13 @@ def _missing_text(missing: Sequence[str], custom: Collection[str]) -> str:
     absent = [name for name in missing if name in custom]
     if absent:
         return (
-            f"custom_kernels allows {', '.join(absent)}, which torch does not have here, or which "
-            "has no argument that is written: import the library that registers the out variant"
+            f"custom_kernels allows {', '.join(absent)}, but torch has no out variant of it here: "
+            "import the library that registers it"
         )
     names = "".join(f", {name!r}" for name in missing)[2:]
     return (
-        f"no kernel is known for {', '.join(missing)}: a file may call what the ExecuTorch "
-        f"runtime has kernels for; if this is a kernel of your own, import its library and give "
+        f"no kernel for {', '.join(missing)}: files may call operators that the ExecuTorch "
+        f"runtime has kernels for; for a kernel of your own, import its library and pass "
         f"load(..., custom_kernels={{{names}}})"
     )
 
@@ -216,7 +213,7 @@ def _values_of(item: InstructionArguments) -> list[int]:
             return [index]
 
 
-# Instructions are closures, bound once: a call looks nothing up.
+# Closures are bound once, so that calls need no lookups.
 
 
 def _move(registers: list[object], source: int, target: int) -> Step:

@@ -1,4 +1,4 @@
-"""Memory plans: check of overlaps, and dead memory filled with NaN."""
+"""Check memory plans for overlaps, and fill dead memory with NaN."""
 
 from lowerdeck.runner.memory.overlaps import MemoryPlan
 from lowerdeck.runner.memory.poison import Poison

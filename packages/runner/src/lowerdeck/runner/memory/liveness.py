@@ -1,4 +1,4 @@
-"""Liveness of values after each instruction."""
+"""Liveness analysis."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from lowerdeck.runner.instructions import BoundChain
 from lowerdeck.runner.operators import COPY_INDEX
 
 Bits = int
-"""A set of groups, as the bits of an integer."""
+"""A bit set of groups."""
 
 Range = tuple[int, int, int]
-"""Memory, first byte, and the byte after the last."""
+"""Memory id, start and end (exclusive), in bytes."""
 
 
 class Groups:
     """Values grouped by the memory that they use.
 
-    A value and its aliases form one group; every other value is a group of its own.
+    A value and its aliases form one group; other values form singleton groups.
 
     Args:
-        count: Number of values of the method.
         aliases: Pairs of values (base, alias).
-        moves: Pairs of registers (from, to): ``to`` gets the memory of ``from``.
+        moves: Pairs of registers (from, to): ``to`` aliases ``from``.
         ranges: The bytes of each planned value.
     """
 
@@ -60,11 +59,11 @@ class Groups:
         return bits
 
     def renewed(self, values: Iterable[int]) -> Bits:
-        """Return the groups that are overwritten completely by writing ``values``."""
+        """Return the groups that a write of ``values`` overwrites completely."""
         return self.bits(index for index in values if index not in self._partial)
 
     def with_moved(self, bits: Bits) -> Bits:
-        """Return ``bits`` and the groups whose memory a move may have given to one of them."""
+        """Return ``bits`` and the groups that they may alias by moves."""
         former = -1
         while bits != former:
             former = bits
@@ -75,12 +74,12 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Liveness:
-    """Live groups.
+    """Result of the liveness analysis.
 
     Attributes:
-        at_start: The groups live before the first instruction.
-        after: For each chain and instruction, the groups live after it.
-        kept: The groups that keep their bytes from call to call.
+        at_start: Groups live before the first instruction.
+        after: Groups live after each instruction, by chain.
+        kept: Groups that are live across calls.
     """
 
     at_start: Bits
@@ -96,21 +95,19 @@ def analyse(
     outputs: Collection[int],
     state: Collection[int],
 ) -> Liveness:
-    """Return the groups that are live after each instruction.
+    """Return the live groups after each instruction.
 
-    A value that is read before anything has written it counts as state: its bytes come from the
-    previous call.
+    A value that is read before any write counts as state: its bytes come from the previous call.
 
     Args:
-        groups: The values by memory.
-        inputs: The inputs of the method.
-        outputs: The outputs of the method.
-        state: The values that are state according to the file.
+        inputs: Value indices.
+        outputs: Value indices.
+        state: Value indices of state declared by the file.
     """
     kept = groups.bits(state)
     from_caller = groups.bits(inputs)
-    # Iterate to a fixed point: a value read first in the next call is live at the end of this
-    # one, which may make more values live. It terminates, because ``kept`` only grows.
+    # Iterate to a fixed point: values read first in the next call are live at the end of this one.
+    # It terminates, because ``kept`` only grows.
     while True:
         live = groups.bits(outputs) | kept
         after: list[list[Bits]] = []
@@ -121,14 +118,14 @@ def analyse(
             live = before[0]
         all_kept = kept | live & ~from_caller
         if all_kept == kept:
-            held = {bits: groups.with_moved(bits) for bits in {b for row in after for b in row}}
-            after = [[held[bits] for bits in row] for row in after]
+            aliased = {bits: groups.with_moved(bits) for bits in {b for row in after for b in row}}
+            after = [[aliased[bits] for bits in row] for row in after]
             return Liveness(groups.with_moved(live), after, kept)
         kept = all_kept
 
 
 def _before(chain: BoundChain, groups: Groups, at_end: Bits) -> list[Bits]:
-    """Return the groups live before each instruction, and at the end."""
+    """Return the groups live before each instruction and at the end."""
     effects = [
         (groups.bits(item.reads), groups.renewed(item.overwrites)) for item in chain.instructions
     ]
@@ -147,9 +144,9 @@ def _before(chain: BoundChain, groups: Groups, at_end: Bits) -> list[Bits]:
 
 
 def _keep_rows(chain: BoundChain, groups: Groups, after: list[Bits]) -> None:
-    """Mark the rows of earlier iterations as live in the loop around an ``et_copy_index``.
+    """Mark the result of ``et_copy_index`` as live in its innermost loop.
 
-    It writes one row in each iteration; the memory is free again before the next loop over it.
+    Each iteration writes one row; earlier rows stay live until the loop ends.
     """
     loops = [
         (end - head, head, end)
@@ -174,7 +171,7 @@ def _any(before: Sequence[Bits], targets: Iterable[int]) -> Bits:
 
 
 def members(bits: Bits) -> list[int]:
-    """Return the indices of the bits that are set, in ascending order."""
+    """Return the indices of the set bits in ascending order."""
     numbers = []
     while bits:
         lowest = bits & -bits

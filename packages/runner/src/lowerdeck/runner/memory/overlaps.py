@@ -1,12 +1,12 @@
-"""Check of a memory plan: nothing is written onto bytes that are needed later.
+"""Check that a memory plan never overwrites live bytes.
 
-Three kinds of faults are not found:
+The check is incomplete:
 
-- A file does not mark aliases, such as a reshape that shares memory. A value that is read and that
-  no instruction has written is taken for an alias of the value written last around its bytes, so a
-  plan in which the alias or its base was moved may pass.
+- Files do not mark aliases, such as reshapes that share memory. A value that is read but not
+  written counts as an alias of the last written value that contains its bytes, so a plan that
+  moves the alias or its base may pass.
 - Sizes are upper bounds.
-- A register may have the memory of any value that a move or a view gives to it.
+- A register may alias any value that is moved or viewed to it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from lowerdeck.runner.values.tensors import Origin, TensorSpec
 from lowerdeck.serializer import MoveCall
 
 MAX_BITS = 1 << 33
-"""Limit of instructions times values: liveness takes a bit for each, and a file could ask for
-any amount of memory."""
+"""Limit of instructions times values: liveness needs a bit for each, and files are untrusted."""
 
 _Location = tuple[int, int]
-"""Number of a chain, index of an instruction; index -1 is before the first one."""
+"""Chain number and instruction index; -1 is before the first instruction."""
 
 _RENAMES = {VIEW, MoveCall.__name__}
 """Instructions that write no bytes."""
@@ -40,23 +39,19 @@ def overlap(one: Range, other: Range) -> bool:
 
 
 class MemoryPlan:
-    """The memory plan of one method, checked.
+    """Checked memory plan of one method.
 
     Args:
-        method: Name of the method, for messages.
-        specs: The tensor values of the file.
-        chains: Code of the method.
-        moves: Pairs of registers (from, to) that an instruction makes share memory.
-        inputs: The inputs of the method.
-        outputs: The outputs of the method.
+        specs: Specs of tensor values, None for others.
+        moves: Pairs of registers (from, to) that share memory.
+        inputs: Value indices.
+        outputs: Value indices.
 
     Attributes:
-        ranges: The bytes of each planned value.
-        groups: The values by memory.
-        liveness: The groups that are live after each instruction.
+        ranges: Byte range of each planned value.
 
     Raises:
-        MemoryPlanError: An instruction overwrites a value that is needed later.
+        MemoryPlanError: An instruction overwrites a live value.
     """
 
     def __init__(
@@ -91,9 +86,9 @@ class MemoryPlan:
         self._state = [spec.index for spec in specs if spec is not None and spec.has_state]
         aliases = list(self._parts_of_state())
         self._analyse(aliases)
-        # Aliases show only now, as values that are read before anything has written them.
-        if found := self._find_aliases():
-            self._analyse([*aliases, *found])
+        # Liveness reveals aliases: values that are read before any write.
+        if implicit := self._find_aliases():
+            self._analyse([*aliases, *implicit])
         self._check()
 
     def _analyse(self, aliases: Sequence[tuple[int, int]]) -> None:
@@ -107,7 +102,7 @@ class MemoryPlan:
         )
 
     def _parts_of_state(self) -> Iterator[tuple[int, int]]:
-        """Yield pairs (state, part of it): both have the name of the state."""
+        """Yield pairs of a state and a part of it with the same name."""
         named = [spec for spec in self._specs if spec is not None and spec.has_state and spec.name]
         states: dict[str, TensorSpec] = {}
         for part in sorted(named, key=lambda spec: -spec.nbytes):
@@ -121,7 +116,7 @@ class MemoryPlan:
                 yield state.index, part.index
 
     def _find_aliases(self) -> list[tuple[int, int]]:
-        """Return pairs (value, alias): the value is the last one written around the alias."""
+        """Return pairs (base, alias); the base is the last written value that contains it."""
         kept = self.liveness.kept
         pending = {
             index
@@ -142,23 +137,23 @@ class MemoryPlan:
         for at, item in items:
             for index in pending.intersection(item.reads):
                 pending.discard(index)
-                base = self._last_around(index, written)
+                base = self._last_containing(index, written)
                 if base is not None:
                     pairs.append((base, index))
                 elif index not in ever_written:
-                    self._fail(at, f"reads value {index}, whose bytes nothing has been written to")
-            # A value that is written before it is read is not an alias.
+                    self._fail(at, f"reads value {index}, which is never written")
+            # Values that are written before their first read are not aliases.
             pending.difference_update(item.writes)
             written += item.writes
         return pairs
 
-    def _last_around(self, index: int, written: Sequence[int]) -> int | None:
+    def _last_containing(self, index: int, written: Sequence[int]) -> int | None:
         alias = self._specs[index]
         assert alias is not None
         for other in reversed(written):
             spec = self._specs[other]
             if spec is not None and other != index and _contains(spec, alias):
-                # Aliases have elements of one width, or are the parts of complex numbers.
+                # Aliases have equal element sizes, or are parts of complex numbers.
                 is_complex = spec.dtype.is_complex or alias.dtype.is_complex
                 same_width = spec.dtype.itemsize == alias.dtype.itemsize
                 return other if same_width or is_complex else None
@@ -182,9 +177,7 @@ class MemoryPlan:
             where = self.ranges[index]
             for other in item.writes:
                 if other != index and overlap(where, self.ranges.get(other, (-1, 0, 0))):
-                    self._fail(
-                        at, f"writes values {index} and {other} at once onto the same bytes"
-                    )
+                    self._fail(at, f"writes both values {index} and {other} onto the same bytes")
             for source in item.reads:
                 if overlap(where, self.ranges.get(source, (-1, 0, 0))) and not (
                     source in item.in_place and self._have_equal_layout(source, index)
@@ -193,7 +186,7 @@ class MemoryPlan:
             self._require_free(index, live, at)
 
     def _require_free(self, index: int, live: Bits, at: _Location) -> None:
-        """Reject a write to a value whose bytes a live value of another group has."""
+        """Reject a write to bytes of a live value in another group."""
         where = self.ranges.get(index)
         if where is None:
             return
@@ -207,7 +200,7 @@ class MemoryPlan:
             self._fail(at, f"writes value {index} onto value {other}, needed later")
 
     def _groups_at(self, where: Range) -> Bits:
-        """Return the groups that share bytes with a range."""
+        """Return the groups that overlap a range."""
         if where not in self._sharing:
             memories, starts, ends = self._table
             memory, start, end = where
@@ -218,7 +211,7 @@ class MemoryPlan:
         return self._sharing[where]
 
     def _have_equal_layout(self, index: int, other: int) -> bool:
-        """Return whether two values have the same bytes, with elements in the same order."""
+        """Return whether two values have equal byte ranges, dtypes and element orders."""
         spec, other_spec = self._specs[index], self._specs[other]
         assert spec is not None
         assert other_spec is not None

@@ -1,7 +1,7 @@
-"""Poison: fill dead bytes, so that a read of them gives NaN.
+"""Fill dead bytes, so that reading them gives NaN.
 
-While the method runs, the bytes of a value are filled with 0xFF (NaN for floats) as soon as it
-is dead, so that a program which reads dead memory gives NaN and not, by luck, the right number.
+The bytes of a value are filled with 0xFF (NaN for floats) as soon as it is dead, so that a program
+that reads dead memory cannot give the right result by luck.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from lowerdeck.runner.values.arena import POISON, Arena
 
 
 class Poison:
-    """Fill the dead bytes of one method.
-
-    Args:
-        plan: The checked memory plan.
-        chains: Code of the method.
-    """
+    """Fill the dead bytes of one method."""
 
     def __init__(
         self, plan: MemoryPlan, chains: Sequence[BoundChain], arenas: Sequence[Arena]
@@ -32,7 +27,7 @@ class Poison:
         for index, range_ in plan.ranges.items():
             self._ranges.setdefault(plan.groups.of(index), []).append(range_)
         kept = plan.liveness.kept
-        # A shared memory also contains the state of other methods.
+        # Shared arenas also hold the state of other methods.
         everything = [(i, 0, arena.size) for i, arena in enumerate(arenas) if not arena.shared]
         self._at_start = self._views(everything, kept)
         self._after: list[list[list[torch.Tensor]]] = []
@@ -45,23 +40,18 @@ class Poison:
             self._after.append(views)
 
     def start(self) -> None:
-        """Poison all planned memory except for values kept from call to call."""
+        """Poison all planned memory except state."""
         for view in self._at_start:
             view.fill_(POISON)
 
     def run(self, chain: int, index: int, step: Step) -> int | None:
-        """Run an instruction, then poison the values that are dead after it.
-
-        Args:
-            chain: Number of the chain.
-            index: Index of the instruction.
-        """
+        """Run an instruction, then poison values that are dead after it."""
         target = step()
         self.finish(chain, index)
         return target
 
     def finish(self, chain: int, index: int) -> None:
-        """Poison the values that are dead after an instruction."""
+        """Poison values that are dead after an instruction."""
         for view in self._after[chain][index]:
             view.fill_(POISON)
 
@@ -69,7 +59,7 @@ class Poison:
         return [range_ for group in members(groups) for range_ in self._ranges.get(group, ())]
 
     def _views(self, ranges: Iterable[Range], needed: Bits) -> list[torch.Tensor]:
-        """Return the bytes of ``ranges`` that no group of ``needed`` uses."""
+        """Return the bytes of ``ranges`` outside of the groups ``needed``."""
         busy = self._ranges_of(needed)
         return [
             self._arenas[memory].bytes[start:end]
@@ -81,11 +71,11 @@ class Poison:
 def _without(one: Range, others: Iterable[Range]) -> list[Range]:
     """Return the parts of ``one`` outside of ``others``."""
     memory, start, end = one
-    left = []
+    parts = []
     for _, first, last in sorted(other for other in others if overlap(one, other)):
         if first > start:
-            left.append((memory, start, first))
+            parts.append((memory, start, first))
         start = max(start, last)
     if start < end:
-        left.append((memory, start, end))
-    return left
+        parts.append((memory, start, end))
+    return parts

@@ -1,4 +1,4 @@
-"""Operators of instructions: torch's kernels, scalar operators, views."""
+"""Operators of instructions: torch kernels, scalar operators, views."""
 
 from lowerdeck.runner.operators.kernels import (
     COPY_INDEX,

@@ -1,8 +1,7 @@
-"""Checks for torch operators that read out of bounds if their arguments disagree.
+"""Guards of torch operators that access memory out of bounds if their arguments disagree.
 
-Each was found by calling every kernel that a file may name with arguments that no compiler
-writes, with tensors between protected pages. torch's own checks are in the composite operators
-that call these, and a program calls them directly.
+Found by fuzzing every allowed kernel with tensors between protected pages. torch checks arguments
+in composite operators, but a program calls these kernels directly.
 """
 
 from __future__ import annotations
@@ -16,65 +15,69 @@ import torch
 from lowerdeck.runner.errors import ExecutionError
 
 
-def _one_per_channel(values: Sequence[Any]) -> None:
+def _check_channels(values: Sequence[Any]) -> None:
     images, *others = values
     if images.dim() < 2:
-        raise ExecutionError(f"a batch norm needs channels; its input is {list(images.shape)}")
+        raise ExecutionError(
+            f"a batch norm's input has shape {list(images.shape)}; expected channels"
+        )
     for position, other in enumerate(others[:4], 1):
         if isinstance(other, torch.Tensor) and other.shape != (images.shape[1],):
             raise ExecutionError(
-                f"argument {position} has shape {list(other.shape)}; one element for each of "
-                f"{images.shape[1]} channels was expected"
+                f"argument {position} has shape {list(other.shape)}; expected one element for "
+                f"each of {images.shape[1]} channels"
             )
 
 
 def _transform(values: Sequence[Any]) -> None:
-    """Check a Fourier transform of real numbers: its kernel does not check dimensions."""
+    """Check an rfft, whose kernel does not check dimensions."""
     numbers, dims, normalization = values[0], values[1], values[2]
     if numbers.dtype not in (torch.float32, torch.float64):
-        raise ExecutionError(f"a transform of {numbers.dtype}; float32 or float64 was expected")
+        raise ExecutionError(
+            f"the transform's input is {numbers.dtype}; expected float32 or float64"
+        )
     _check_dims(numbers, dims, normalization)
 
 
 def _back_transform(values: Sequence[Any]) -> None:
-    """Check a Fourier transform to real numbers."""
+    """Check an irfft."""
     numbers, dims, normalization, last = values[:4]
     if numbers.dtype not in (torch.complex64, torch.complex128):
-        raise ExecutionError(f"a transform of {numbers.dtype}; complex numbers were expected")
+        raise ExecutionError(f"the transform's input is {numbers.dtype}; expected a complex dtype")
     _check_dims(numbers, dims, normalization)
     if not 1 <= last <= 2 * numbers.shape[dims[-1]] - 1:
         raise ExecutionError(
-            f"{last} real numbers cannot come from {numbers.shape[dims[-1]]} complex ones"
+            f"invalid size {last} of the real result for {numbers.shape[dims[-1]]} complex values"
         )
 
 
 def _check_dims(numbers: torch.Tensor, dims: Sequence[int], normalization: int) -> None:
     rank = numbers.dim()
     if not dims or len(set(dims)) != len(dims) or not all(0 <= dim < rank for dim in dims):
-        raise ExecutionError(f"a transform over the dimensions {list(dims)} of {rank}")
+        raise ExecutionError(f"a transform over invalid dims {list(dims)} of {rank}")
     if not 0 <= normalization <= 2:
-        raise ExecutionError(f"the normalization {normalization}; 0, 1 or 2 was expected")
+        raise ExecutionError(f"the normalization is {normalization}; expected 0, 1 or 2")
     if numbers.numel() == 0:
-        raise ExecutionError(f"a transform of no numbers: {list(numbers.shape)}")
+        raise ExecutionError(f"a transform of an empty tensor: {list(numbers.shape)}")
 
 
 def _distances(values: Sequence[Any]) -> None:
     rows = values[0]
     if rows.dim() != 2 or rows.dtype not in (torch.float32, torch.float64):
         raise ExecutionError(
-            f"distances of a {rows.dtype} of shape {list(rows.shape)}; a matrix of float32 or "
-            "float64 was expected"
+            f"pdist of a {rows.dtype} tensor of shape {list(rows.shape)}; expected a float32 or "
+            "float64 matrix"
         )
     if not values[1] >= 0:
-        raise ExecutionError(f"distances of the norm {values[1]}; 0 or more was expected")
+        raise ExecutionError(f"pdist with p={values[1]}; expected p >= 0")
 
 
 def _pooled_positions(values: Sequence[Any]) -> None:
-    """Check the positions of maxima at which the gradient of a pool is written."""
+    """Check the indices of maxima to which the gradient of a max pool is written."""
     images, positions = values[1], values[7]
     count = images.shape[-2:].numel() if images.dim() >= 2 else 0
     if ((positions < 0) | (positions >= count)).any():
-        raise ExecutionError(f"found positions of maxima outside of images of {count} elements")
+        raise ExecutionError(f"max-pool indices exceed images of {count} elements")
 
 
 _GUARDS: dict[str, Callable[[Sequence[Any]], None]] = {
@@ -82,18 +85,18 @@ _GUARDS: dict[str, Callable[[Sequence[Any]], None]] = {
     "aten::_fft_r2c.out": _transform,
     "aten::_pdist_forward.out": _distances,
     "aten::max_pool2d_with_indices_backward.grad_input": _pooled_positions,
-    "aten::_native_batch_norm_legit_no_training.out": _one_per_channel,
-    "aten::_native_batch_norm_legit.out": _one_per_channel,
-    "aten::_native_batch_norm_legit.no_stats_out": lambda values: _one_per_channel(values[:3]),
-    "aten::native_batch_norm.out": _one_per_channel,
+    "aten::_native_batch_norm_legit_no_training.out": _check_channels,
+    "aten::_native_batch_norm_legit.out": _check_channels,
+    "aten::_native_batch_norm_legit.no_stats_out": lambda values: _check_channels(values[:3]),
+    "aten::native_batch_norm.out": _check_channels,
 }
 
 
 def guarded(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``call`` with the check of the operator ``name`` before it, if there is one.
+    """Return ``call``, preceded by the guard of ``name`` if there is one.
 
     Args:
-        name: Full name of the operator.
+        name: Full name of the operator, with overload.
     """
     check = _GUARDS.get(name)
     if check is None:

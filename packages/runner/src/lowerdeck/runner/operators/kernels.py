@@ -1,4 +1,4 @@
-"""Find operators by their name in the file: torch's own, scalar ones, view ones."""
+"""Find kernels by operator name: torch, scalar and view operators."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from lowerdeck.serializer import (
 from lowerdeck.torch_base import DTYPES, MEMORY_FORMATS
 
 VIEW = "executorch_prim::et_view.default"
-"""The one operator that makes its result share memory instead of writing to it."""
+"""The only operator whose result aliases its input."""
 
 COPY_INDEX = "executorch_prim::et_copy_index.tensor"
-"""The one operator that writes a row of its result and leaves the others."""
+"""The only operator that writes one row of its result and keeps the others."""
 
-_KINDS: dict[str, tuple[type, ...]] = {
+_VALUE_TYPES: dict[str, tuple[type, ...]] = {
     "Tensor": (Tensor,),
     "int": (Int,),
     "float": (Double,),
@@ -59,6 +59,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "List[Tensor]": (TensorList,),
     "List[Optional[Tensor]]": (OptionalTensorList, TensorList),
 }
+"""Value classes of the file that each schema type accepts."""
 
 
 _TYPES_OF_LETTERS = {
@@ -69,18 +70,18 @@ _TYPES_OF_LETTERS = {
     "I": "List[int]",
     "J": "Optional[List[int]]",
 }
-"""Types as torch spells them, for the operators whose schemas torch does not have."""
+"""Schema types of operators that torch does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchKernel:
-    """An operator of torch.
+    """Operator of torch.
 
     Attributes:
         name: Full name, such as ``aten::add.out``.
-        call: The function; out arguments by name.
-        arguments: The arguments in schema order.
-        in_place: Positions of the arguments whose bytes the result may overwrite.
+        call: The function; takes out arguments by name.
+        arguments: Arguments in schema order.
+        in_place: Positions of arguments that may share memory with the result.
     """
 
     name: str
@@ -91,7 +92,7 @@ class TorchKernel:
 
 @dataclass(frozen=True, slots=True)
 class ScalarKernel:
-    """An operator whose result is a number, written to a separate value."""
+    """Operator with a number as result, which goes to one more value."""
 
     name: str
     call: Callable[..., Any]
@@ -100,13 +101,13 @@ class ScalarKernel:
 
 @dataclass(frozen=True, slots=True)
 class ViewKernel:
-    """A tensor operator of the runtime that torch does not have.
+    """Tensor operator of the runtime that torch does not have.
 
     Attributes:
-        call: The function; the description of the written tensor comes last.
-        types: Types of the arguments.
-        written: Position of the argument that is written.
-        returns: Whether the file adds one value for the result.
+        call: The function; its last argument is the spec of the written tensor.
+        types: Schema types of the arguments.
+        written: Position of the written argument.
+        returns: Whether the call has one more value for the result.
     """
 
     name: str
@@ -117,7 +118,7 @@ class ViewKernel:
 
     @property
     def in_place(self) -> Collection[int]:
-        """Return the positions of the arguments whose bytes the result may overwrite."""
+        """Return the positions of arguments that may share memory with the result."""
         return range(len(self.types))
 
 
@@ -125,22 +126,22 @@ Kernel = TorchKernel | ScalarKernel | ViewKernel
 
 
 ALLOWED = kernel_names()
-"""The operators of torch that any file may call: those that the official runtime has kernels for.
+"""Operators that any file may call: those with kernels in the official runtime.
 
-Torch has 1,600 more with an ``out`` argument, some of which open files or crash the process when
-their arguments are wrong; those are called only where the caller names them.
+Torch has 1,600 more out variants, some of which open files or crash on wrong arguments; these need
+the caller's permission.
 """
 
 
 def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kernel | None:
     """Return the kernel of ``name.overload``, or None.
 
-    Only operators that write to their arguments count: the runtime has no others.
+    Only operators that mutate arguments are returned: the runtime has no others.
 
     Args:
         name: Namespace and name, such as ``aten::add``.
-        overload: Overload name; empty for the default one.
-        custom: Full names of further operators that the caller allows.
+        overload: Overload name, empty for the default.
+        custom: Full names of additionally allowed operators.
     """
     full_name = f"{name}.{overload}" if overload else name
     if full_name in SCALAR_OPERATORS:
@@ -148,7 +149,7 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
         return ScalarKernel(full_name, SCALAR_OPERATORS[full_name], arity)
     if full_name in VIEW_OPERATORS:
         letters = runtime_kernels()[full_name].arguments
-        # A view writes no bytes: its last argument gets an address.
+        # A view writes no bytes: it sets the address of its last argument.
         written = letters.index("W") if "W" in letters else len(letters) - 1
         types = tuple(_TYPES_OF_LETTERS[letter] for letter in letters)
         returns = not full_name.startswith("executorch_prim::")
@@ -182,40 +183,39 @@ def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kerne
 
 
 def _from_first_element(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``call`` with offsets relative to a tensor's first element, as in the runtime.
+    """Return ``call`` with offsets relative to the tensor's first element, as in the runtime.
 
-    torch counts from the start of the storage, which is the whole arena here.
+    torch offsets are relative to the storage, which is the whole arena here.
     """
 
     @wraps(call)
     def strided(
-        x: torch.Tensor, size: Any, stride: Any, offset: Any, *rest: Any, **out: Any
+        x: torch.Tensor, size: Any, stride: Any, offset: Any, *others: Any, **out: Any
     ) -> Any:
         start = None if offset is None else x.storage_offset() + offset
-        return call(x, size, stride, start, *rest, **out)
+        return call(x, size, stride, start, *others, **out)
 
     return strided
 
 
 def accepts(type_name: str, value: KernelTypes) -> bool:
-    """Return whether an argument of the type ``type_name`` takes ``value``.
+    """Return whether ``value`` is valid for an argument of type ``type_name``.
 
     Args:
-        type_name: A type in the schema's spelling, such as ``Optional[List[int]]``.
-        value: The value in the file.
+        type_name: Type in schema syntax, such as ``Optional[List[int]]``.
     """
     if type_name.startswith("Optional[") and not type_name.startswith("Optional[Tensor]]"):
         if isinstance(value, Null):
             return True
         type_name = type_name[len("Optional[") : -1]
-    return isinstance(value, _KINDS.get(type_name, (Null,)))
+    return isinstance(value, _VALUE_TYPES.get(type_name, (Null,)))
 
 
 def converter(type_name: str) -> Callable[[Any], Any] | None:
-    """Return a function from the number of an enumeration to torch's value, or None.
+    """Return a function from enum numbers of the file to torch values, or None for other types.
 
     Args:
-        type_name: A type in the schema's spelling.
+        type_name: Type in schema syntax.
     """
     if "ScalarType" in type_name:
         return lambda number: None if number is None else DTYPES[number]

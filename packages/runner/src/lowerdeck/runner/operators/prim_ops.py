@@ -1,4 +1,4 @@
-"""The scalar operators of the runtime: arithmetic on sizes, comparisons, rounding."""
+"""Scalar operators of the runtime: arithmetic on sizes, comparisons, rounding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 Scalar = int | float | bool
 
-_LEAST, _GREATEST = -(2**63), 2**63 - 1
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 def _if_else(condition: Scalar, then: Scalar, other: Scalar) -> Scalar:
@@ -19,13 +19,13 @@ def _if_else(condition: Scalar, then: Scalar, other: Scalar) -> Scalar:
 
 
 def _remainder(left: int, right: int) -> int:
-    """Return the remainder with the sign of ``left``, as the runtime does, unlike Python."""
+    """Return the remainder with the sign of ``left``, unlike Python."""
     remainder = abs(left) % abs(right)
     return -remainder if left < 0 else remainder
 
 
 def _quotient(left: int, right: int) -> int:
-    """Return the quotient rounded towards zero, as the runtime's ``floordiv.int`` does."""
+    """Return the quotient rounded towards zero, as in the runtime's ``floordiv.int``."""
     quotient = abs(left) // abs(right)
     return quotient if (left < 0) == (right < 0) else -quotient
 
@@ -71,15 +71,15 @@ SCALAR_OPERATORS: dict[str, Callable[..., Any]] = {
     "aten::sym_numel": torch.Tensor.numel,
     "aten::_local_scalar_dense": _local_scalar,
 }
-"""What the operators that return a number compute, by full name; it goes to one more value."""
+"""Functions of the operators that return a number, by full name."""
 
 
 def in_range(value: Scalar) -> Scalar:
     """Check that ``value`` fits in a 64-bit integer or a double, and return it.
 
     Raises:
-        OverflowError: It is an integer beyond 64 bits, which the runtime would wrap around.
+        OverflowError: An integer exceeds 64 bits; the runtime would wrap around.
     """
-    if isinstance(value, int) and not _LEAST <= value <= _GREATEST:
+    if isinstance(value, int) and not _INT64_MIN <= value <= _INT64_MAX:
         raise OverflowError(f"{value} does not fit in 64 bits")
     return value

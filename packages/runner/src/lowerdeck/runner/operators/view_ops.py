@@ -1,4 +1,4 @@
-"""The tensor operators that torch does not have: dim-order copies, views and row copies."""
+"""Tensor operators that torch does not have: dim-order copies, views and row copies."""
 
 from __future__ import annotations
 
@@ -16,41 +16,39 @@ def resize(out: torch.Tensor, sizes: Sequence[int], spec: TensorSpec) -> None:
     """Resize ``out`` to ``sizes`` in place, in the layout of ``spec``.
 
     Args:
-        out: A tensor on memory of at least ``spec.capacity`` elements.
-        spec: Its description in the file.
+        out: Tensor with memory for at least ``spec.capacity`` elements.
 
     Raises:
-        ExecutionError: The shape exceeds that of the file.
+        ExecutionError: The shape exceeds the planned one.
     """
     check_shape(sizes, spec)
     out.as_strided_(tuple(sizes), strides_of(sizes, spec.dim_order))
 
 
 def check_shape(sizes: Sequence[int], spec: TensorSpec) -> None:
-    """Check a shape against the file.
+    """Check a shape against the planned one.
 
     Raises:
-        ExecutionError: A static value would get another shape, or a dynamic one more elements or
-            another rank than planned.
+        ExecutionError: The shape of a static value differs, or a dynamic value has another rank or
+            more elements than planned.
     """
     if not spec.dynamic:
         if tuple(sizes) != spec.sizes:
             raise ExecutionError(
-                f"value {spec.index} came out with shape {list(sizes)}; the program says "
-                f"{list(spec.sizes)}"
+                f"value {spec.index} got shape {list(sizes)}; the program says {list(spec.sizes)}"
             )
         return
     if len(sizes) != len(spec.sizes) or math.prod(sizes) > spec.capacity:
         raise ExecutionError(
-            f"value {spec.index} came out with shape {list(sizes)}; the program has memory for "
-            f"{list(spec.sizes)} at most"
+            f"value {spec.index} got shape {list(sizes)}; the program has memory "
+            f"for at most {list(spec.sizes)}"
         )
 
 
 def dim_order_copy(
     source: torch.Tensor,
     non_blocking: bool,  # noqa: ARG001 - part of the operator's signature
-    dim_order: Sequence[int] | None,  # noqa: ARG001 - the layout of out says the same
+    dim_order: Sequence[int] | None,  # noqa: ARG001 - implied by the layout of out
     out: torch.Tensor,
     spec: TensorSpec,
 ) -> None:
@@ -61,13 +59,13 @@ def dim_order_copy(
 
 
 def device_copy(source: torch.Tensor, out: torch.Tensor, spec: TensorSpec) -> None:
-    """Copy ``source`` into ``out``; host and device are the same here."""
+    """Copy ``source`` into ``out``; host and device are identical here."""
     dim_order_copy(source, False, None, out, spec)
 
 
 def empty_dim_order(
     sizes: Sequence[int],
-    dim_order: Sequence[int] | None,  # noqa: ARG001 - the layout of out says the same
+    dim_order: Sequence[int] | None,  # noqa: ARG001 - implied by the layout of out
     out: torch.Tensor,
     spec: TensorSpec,
 ) -> None:
@@ -76,17 +74,17 @@ def empty_dim_order(
 
 
 def view(source: torch.Tensor, sizes: Sequence[int], out: torch.Tensor, spec: TensorSpec) -> None:
-    """Make ``out`` a view of the memory of ``source``, of shape ``sizes`` (one may be -1)."""
+    """Make ``out`` a view of ``source`` with shape ``sizes`` (one may be -1)."""
     product = math.prod(size for size in sizes if size != -1)
     inferred = list(sizes).count(-1)
     if inferred > 1 or any(size < -1 for size in sizes):
-        raise ExecutionError(f"a view cannot have the shape {list(sizes)}")
+        raise ExecutionError(f"invalid view shape {list(sizes)}")
     if inferred and product:
         sizes = [source.numel() // product if size == -1 else size for size in sizes]
     if math.prod(sizes) != source.numel() or (inferred and not product):
         raise ExecutionError(f"{list(source.shape)} cannot be viewed as {list(sizes)}")
     if source.dtype != out.dtype:
-        raise ExecutionError(f"a view of {source.dtype} cannot be {out.dtype}")
+        raise ExecutionError(f"a view of {source.dtype} cannot have dtype {out.dtype}")
     check_shape(sizes, spec)
     out.set_(
         source.untyped_storage(),
@@ -97,9 +95,9 @@ def view(source: torch.Tensor, sizes: Sequence[int], out: torch.Tensor, spec: Te
 
 
 def copy_index(out: torch.Tensor, row: torch.Tensor, index: int, spec: TensorSpec) -> None:
-    """Write ``row`` as the row ``index`` of ``out``, which grows to that many rows."""
+    """Write ``row`` as row ``index`` of ``out``, which grows to ``index + 1`` rows."""
     if index < 0:
-        raise ExecutionError(f"row {index} cannot be written")
+        raise ExecutionError(f"invalid row index {index}")
     if spec.dynamic:
         resize(out, (index + 1, *row.shape), spec)
     if out.dim() == 0 or index >= out.shape[0] or out.shape[1:] != row.shape:
@@ -120,4 +118,4 @@ VIEW_OPERATORS: dict[str, ViewKernel] = {
     "executorch_prim::et_view.default": view,
     "executorch_prim::et_copy_index.tensor": copy_index,
 }
-"""What the runtime's own operators on tensors do, by full name."""
+"""Functions of the runtime's tensor operators, by full name."""

@@ -1,1 +1,1 @@
-"""Tensors and other values of a program: allocation, layout, inputs."""
+"""Values of a program: allocation, layout, inputs."""

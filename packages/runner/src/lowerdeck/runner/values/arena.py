@@ -1,4 +1,4 @@
-"""Planned memory: one zeroed block of bytes for each memory id of a method."""
+"""Planned memory: a zeroed block for each memory id of a method."""
 
 from __future__ import annotations
 
@@ -12,34 +12,31 @@ from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.values.layout import strides_of
 
 MAX_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-"""The most memory that one arena or tensor may ask for: what the machine has."""
+"""Limit of one arena or tensor: the machine's memory."""
 
-POISON = 0xFF  # every float type reads it as NaN, every signed integer as -1
+POISON = 0xFF  # NaN in float types, -1 in signed integers
 
 
 def require_memory(size: int, what: str) -> None:
-    """Check the size of a memory before it is allocated.
+    """Check a size before it is allocated.
 
     Args:
-        what: Purpose of the memory, for the message.
+        what: Purpose, for the message.
 
     Raises:
-        ProgramError: The size is negative, or more than the machine has.
+        ProgramError: The size is negative or exceeds the machine's memory.
     """
     if size < 0:
         raise ProgramError(f"{what} has the size {size}")
     if size > MAX_BYTES:
-        raise ProgramError(f"{what} of {size} bytes cannot be had; the machine has {MAX_BYTES}")
+        raise ProgramError(f"cannot allocate {what} of {size} bytes; the machine has {MAX_BYTES}")
 
 
 class Arena:
-    """The bytes of one memory id, and the tensors allocated in them.
+    """Bytes of one memory id, with views on them.
 
     Args:
-        shared: Whether several methods keep their state in it.
-
-    Attributes:
-        bytes: The bytes, zeroed at first.
+        shared: Whether several methods store state in it.
 
     Raises:
         ProgramError: The memory cannot be allocated.
@@ -50,22 +47,24 @@ class Arena:
         try:
             self.bytes: torch.Tensor = torch.zeros(size, dtype=torch.uint8)
         except RuntimeError as error:
-            raise ProgramError(f"planned memory of {size} bytes cannot be had: {error}") from error
+            raise ProgramError(
+                f"cannot allocate planned memory of {size} bytes: {error}"
+            ) from error
         self.size = size
         self.shared = shared
         self.initialised: set[int] = set()
-        """Offsets of the mutable tensors whose initial value has been written."""
+        """Offsets of tensors whose initial value has been written."""
 
     def view(
         self, dtype: torch.dtype, sizes: Sequence[int], dim_order: Sequence[int], offset: int
     ) -> Tensor:
-        """Return a tensor on the bytes from ``offset`` on.
+        """Return a view at ``offset``.
 
         Args:
-            dim_order: Dimensions from the outermost in memory to the innermost.
+            dim_order: Dimensions from outermost to innermost in memory.
 
         Raises:
-            ProgramError: The tensor does not fit, or its offset is not aligned for its dtype.
+            ProgramError: The tensor is out of bounds, or its offset is not aligned for its dtype.
         """
         count = 1
         for size in sizes:

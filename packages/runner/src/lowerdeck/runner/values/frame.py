@@ -1,4 +1,4 @@
-"""The registers of a method: one Python value for each value of the file."""
+"""Registers of a method: a Python value for each value of the file."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from lowerdeck.serializer import Tensor as TensorValue
 
 
 class Freed:
-    """Content of a register whose tensor was freed; any use of it is an error."""
+    """Content of a register after its tensor was freed; any use is an error."""
 
 
 class Frame:
-    """The values of one method.
+    """Values of one method.
 
-    Tensors keep their identity for the life of the frame, so that instructions are bound to them
-    once. Only registers in ``moving`` are looked up at each call.
+    Tensor objects never change, so that instructions are bound to them once. Only registers in
+    ``moving`` are looked up at each call.
 
     Attributes:
-        values: The values in the file.
-        registers: The Python value of each: tensors, numbers, strings, lists, None.
-        specs: The description of each tensor value, None for other values.
+        values: Values in the file.
+        registers: Python value of each: tensor, number, string, list or None.
+        specs: Spec of each tensor value, None for other values.
         moving: Registers that instructions rebind: targets of moves, results of scalar
             operators, freed tensors.
-        spec_of: The description of each tensor, by the ``id`` of the tensor.
+        spec_of: Spec of each tensor by ``id(tensor)``.
     """
 
     def __init__(self, plan: ExecutionPlan, arenas: Sequence[Arena], source: DataSource) -> None:
@@ -71,8 +71,7 @@ class Frame:
         """Check that ``index`` names a value, and return it.
 
         Args:
-            index: A value index from the file.
-            use: Purpose of the value, for the message.
+            use: Purpose, for the message.
 
         Raises:
             ProgramError: It is out of range.
@@ -82,10 +81,10 @@ class Frame:
         return index
 
     def mark_aliases(self, edges: Sequence[tuple[int, int]]) -> None:
-        """Record that values share memory with others, so that constants stay unwritten.
+        """Propagate read-only status from constants to their aliases.
 
         Args:
-            edges: Pairs (from, to): ``to`` may get the memory of ``from``.
+            edges: Pairs (from, to): ``to`` may alias ``from``.
         """
         followers: dict[int, list[int]] = {}
         for source, target in edges:
@@ -101,20 +100,20 @@ class Frame:
         """Reject a write to a value that may be a constant.
 
         Raises:
-            ProgramError: The value is a constant, or may share memory with one.
+            ProgramError: The value is a constant or may alias one.
         """
         if index in self._read_only:
-            raise ProgramError(f"{use} is value {index}, which is a constant or shares its memory")
+            raise ProgramError(f"{use} is value {index}, a constant or an alias of one")
 
     def is_moving(self, index: int) -> bool:
-        """Return whether the value ``index`` may change identity from call to call."""
+        """Return whether the register ``index``, or an item of the list, may be rebound."""
         value = self.values[index]
         if isinstance(value, (IntList, TensorList, OptionalTensorList)):
             return any(item in self.moving for item in value.items)
         return index in self.moving
 
     def fetcher(self, index: int) -> Callable[[], object]:
-        """Return a function that looks the value ``index`` up, lists item by item."""
+        """Return a function that reads the register ``index``, or the items of a list."""
         registers = self.registers
         value = self.values[index]
         if isinstance(value, (IntList, TensorList)):
@@ -126,18 +125,17 @@ class Frame:
         return lambda: registers[index]
 
     def unfolded(self, index: int) -> list[int]:
-        """Return the tensors of a list value, or ``index`` itself for other values."""
+        """Return the items of a tensor list, or ``[index]`` for other values."""
         value = self.values[index]
         if isinstance(value, (TensorList, OptionalTensorList)):
             return [item for item in value.items if item >= 0]
         return [index]
 
     def tensor(self, index: int, use: str) -> tuple[torch.Tensor, TensorSpec]:
-        """Return the tensor and the description of the value ``index``.
+        """Return the tensor and the spec of the value ``index``.
 
         Args:
-            index: A value index from the file.
-            use: Purpose of the value, for the message.
+            use: Purpose, for the message.
 
         Raises:
             ProgramError: The value is not a tensor.
@@ -146,7 +144,7 @@ class Frame:
         register, spec = self.registers[index], self.specs[index]
         if spec is None or not isinstance(register, torch.Tensor):
             kind = type(self.values[index]).__name__
-            raise ProgramError(f"{use} is value {index}, a {kind}; a Tensor was expected")
+            raise ProgramError(f"{use} is value {index}, a {kind}; expected a Tensor")
         return register, spec
 
     def _read(self, index: int, value: KernelTypes) -> object:
@@ -166,15 +164,17 @@ class Frame:
             case IntList(items):
                 for item in items:
                     if not isinstance(self.values[self.check(item, "an item of a list")], Int):
-                        raise ProgramError(f"list {index} names value {item}, which is no Int")
-                # Int values may come after the list that names them.
+                        raise ProgramError(
+                            f"list {index} has the item {item}, which is not an Int"
+                        )
+                # Int values may come after the list that refers to them.
                 return [self._int(item) for item in items]
             case TensorList(items):
                 return [self.tensor(item, f"an item of list {index}")[0] for item in items]
             case OptionalTensorList(items):
                 return [self._optional(item, index) for item in items]
             case _:
-                raise ProgramError(f"value {index} has the unknown kind {type(value).__name__}")
+                raise ProgramError(f"value {index} has the unknown type {type(value).__name__}")
 
     def _int(self, index: int) -> int:
         value = self.values[index]

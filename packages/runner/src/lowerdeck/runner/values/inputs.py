@@ -1,4 +1,4 @@
-"""Inputs and outputs of a call: flatten, check, bind and unflatten them."""
+"""Flatten, check and bind inputs, and unflatten outputs."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from lowerdeck.runner.values.tensors import Origin, TensorSpec
 
 
 class Signature:
-    """The structure of the inputs and outputs of a method.
+    """Pytree structure of the inputs and outputs of a method.
 
     Args:
-        encoded_inputs: The pytree of ``(args, kwargs)`` as text in the file; may be empty.
-        encoded_outputs: The pytree of the result; may be empty.
-        input_count: Number of inputs of the method.
-        output_count: Number of its outputs.
+        encoded_inputs: Serialized pytree spec of ``(args, kwargs)``; may be empty.
+        encoded_outputs: Serialized pytree spec of the result; may be empty.
     """
 
     def __init__(
@@ -41,14 +39,14 @@ class Signature:
             self.names = [_argument_name(path) for path in leaf_paths(self._inputs)]
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Return the inputs in the order of the method.
+        """Return the flat inputs in the method's order.
 
         Args:
-            args: The inputs by position: the flat ones, or those of the original function.
-            kwargs: The inputs of the original function by name.
+            args: Positional inputs, flat or in the model's structure.
+            kwargs: Keyword inputs of the model.
 
         Raises:
-            InputError: They match neither the number nor the structure of the method's inputs.
+            InputError: Neither the number nor the structure of the inputs matches.
         """
         if not kwargs and len(args) == self._count and all(map(_is_leaf, args)):
             return list(args)
@@ -60,28 +58,24 @@ class Signature:
             return list(args)
         named = f" and {len(kwargs)} by name ({', '.join(kwargs)})" if kwargs else ""
         raise InputError(
-            f"{len(args)} inputs by position{named} are given; the method takes {self._count}: "
+            f"{len(args)} inputs by position{named} given; the method takes {self._count}: "
             f"{', '.join(self.names) or 'none'}"
         )
 
     def unflatten(self, outputs: list[Any]) -> Any:
-        """Return ``outputs`` in the structure of the original result; a list when it is unknown.
-
-        Args:
-            outputs: The outputs in the order of the method.
-        """
+        """Return ``outputs`` in the model's structure, or as a list if it is unknown."""
         return outputs if self._outputs is None else unflatten(outputs, self._outputs)
 
 
 def _spec(text: str, count: int) -> Any:
-    """Return the structure that ``text`` encodes if it has ``count`` leaves, else None."""
+    """Return the pytree spec encoded by ``text`` if it has ``count`` leaves, else None."""
     if not text:
         return None
     try:
         spec = structure_of(parse_structure(text, registered_named_tuple))
     except UnknownStructureError:
-        # The structure is a convenience, and the file is untrusted: without it the method still
-        # takes flat inputs, for instance when a class of the original program is not available.
+        # The structure is optional and untrusted: without it, for instance if a class is not
+        # available, the method still takes flat inputs.
         return None
     return spec if spec.num_leaves == count else None
 
@@ -91,7 +85,7 @@ def _is_leaf(value: object) -> bool:
 
 
 def _argument_name(path: str) -> str:
-    """Return ``args[1]['x']`` or ``kwargs['mask']`` for a path in ``(args, kwargs)``."""
+    """Return a name such as ``args[1]['x']`` for a path in ``(args, kwargs)``."""
     if path.startswith("[0]"):
         return "args" + path[3:]
     return "kwargs" + path[3:] if path.startswith("[1]") else "inputs" + path
@@ -105,21 +99,20 @@ _CURES = {
 
 
 def bind_input(name: str, tensor: torch.Tensor, spec: TensorSpec) -> tuple[Check, Check]:
-    """Return a function that checks one tensor input, and one that passes it to the method.
+    """Return functions that check a tensor input and bind it.
 
     Args:
-        name: Name of the argument, for messages.
-        tensor: The tensor of the method.
-        spec: Its description in the file.
+        name: Argument name, for messages.
+        tensor: Register of the method.
     """
 
     def check(value: Any) -> None:
         if not isinstance(value, torch.Tensor):
-            _refuse(name, f"is a {type(value).__name__}; a tensor was expected")
+            _refuse(name, f"is a {type(value).__name__}; expected a tensor")
         if value.layout is not torch.strided or value.device.type != "cpu":
             _refuse(name, f"is a {value.layout} tensor on {value.device}; move it to the CPU")
         if value.dtype is not spec.dtype:
-            _refuse(name, f"is {value.dtype}; {spec.dtype} was expected")
+            _refuse(name, f"is {value.dtype}; expected {spec.dtype}")
         if value.shape != spec.sizes:
             _check_sizes(name, value, spec)
         if not (value.is_contiguous() if spec.contiguous else has_layout(value, spec.dim_order)):
@@ -129,12 +122,12 @@ def bind_input(name: str, tensor: torch.Tensor, spec: TensorSpec) -> tuple[Check
 
     if spec.origin is Origin.CALLER:
 
-        def hand_over(value: torch.Tensor) -> None:
+        def set_pointer(value: torch.Tensor) -> None:
             tensor.set_(
                 value.untyped_storage(), value.storage_offset(), value.shape, value.stride()
             )
 
-        return check, hand_over
+        return check, set_pointer
 
     def copy_in(value: torch.Tensor) -> None:
         if tensor.shape != value.shape:
@@ -145,18 +138,17 @@ def bind_input(name: str, tensor: torch.Tensor, spec: TensorSpec) -> tuple[Check
 
 
 def bind_fixed(name: str, expected: object) -> Check:
-    """Return a function that checks an input whose value was specialized at export.
+    """Return a function that checks an input that export specialized to a constant.
 
     Args:
-        name: Name of the argument, for messages.
-        expected: The value in the file.
+        name: Argument name, for messages.
     """
 
     def check(value: Any) -> None:
-        # NaN equals NaN here: the program was exported for it.
+        # NaN equals NaN here.
         nan = value != value and expected != expected
         if type(value) is not type(expected) or (value != expected and not nan):
-            _refuse(name, f"is {value!r}; the program was exported for {expected!r}")
+            _refuse(name, f"is {value!r}; the program is specialized to {expected!r}")
 
     return check
 
@@ -164,9 +156,9 @@ def bind_fixed(name: str, expected: object) -> Check:
 def _check_sizes(name: str, value: torch.Tensor, spec: TensorSpec) -> None:
     sizes, expected = list(value.shape), list(spec.sizes)
     if not spec.dynamic:
-        _refuse(name, f"has shape {sizes}; {expected} was expected")
+        _refuse(name, f"has shape {sizes}; expected {expected}")
     if len(sizes) != len(expected) or any(a > b for a, b in zip(sizes, expected, strict=True)):
-        _refuse(name, f"has shape {sizes}; at most {expected} was expected")
+        _refuse(name, f"has shape {sizes}; expected at most {expected}")
 
 
 def _refuse_layout(name: str, value: torch.Tensor, spec: TensorSpec) -> None:
@@ -177,11 +169,11 @@ def _refuse_layout(name: str, value: torch.Tensor, spec: TensorSpec) -> None:
     elif cure is None:
         back = [order.index(dim) for dim in range(len(order))]
         cure = f"call .permute({order}).contiguous().permute({back}) on it"
-    # Not by dim orders alone: a tensor with gaps between its elements may have the expected one.
+    # Compare strides: a tensor that is not dense may have the expected dim order.
     _refuse(
         name,
-        f"has strides {list(value.stride())}; {list(strides_of(value.shape, order))} was "
-        f"expected, that of a tensor without gaps in the dim order {order}: {cure}",
+        f"has strides {list(value.stride())}; expected "
+        f"{list(strides_of(value.shape, order))} for a dense tensor in dim order {order}: {cure}",
     )
 
 

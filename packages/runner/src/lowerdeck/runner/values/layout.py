@@ -1,4 +1,4 @@
-"""Strides and dim orders of tensors."""
+"""Strides and dim orders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def strides_of(sizes: Sequence[int], dim_order: Sequence[int]) -> tuple[int, ...
     """Return the strides, in elements, of a dense tensor.
 
     Args:
-        dim_order: The dimensions from the outermost in memory to the innermost.
+        dim_order: Dimensions from outermost to innermost in memory.
     """
     strides = [1] * len(sizes)
     stride = 1
@@ -22,7 +22,7 @@ def strides_of(sizes: Sequence[int], dim_order: Sequence[int]) -> tuple[int, ...
 
 
 def is_contiguous_order(dim_order: Sequence[int]) -> bool:
-    """Return whether ``dim_order`` is that of a contiguous tensor."""
+    """Return whether ``dim_order`` is contiguous."""
     return all(dim == position for position, dim in enumerate(dim_order))
 
 

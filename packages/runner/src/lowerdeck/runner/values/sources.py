@@ -1,4 +1,4 @@
-"""Bytes of constants, from the program or its ``.ptd`` file."""
+"""Provide the bytes of constants from the program or its ``.ptd`` file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lowerdeck.torch_base import DTYPES
 
 
 def as_view(storage: Storage) -> memoryview:
-    """Return the bytes of ``storage`` without copying them.
+    """Return the bytes of ``storage`` without a copy.
 
     Args:
-        storage: A buffer, or a range of a file, which is mapped.
+        storage: A buffer, or a range of a file, which is memory-mapped.
 
     Raises:
         ProgramError: The file cannot be read, or is shorter than the range.
@@ -40,11 +40,11 @@ def as_view(storage: Storage) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class ExternalTensor:
-    """Bytes from outside the program.
+    """Tensor or blob outside of the program.
 
     Attributes:
-        layout: Type, shape and dim order, if known.
-        from_file: Whether they come from a ``.ptd``, which has the layout of every tensor.
+        layout: Dtype, shape and dim order, if known.
+        from_file: Whether it comes from a ``.ptd``, which records the layout of every tensor.
     """
 
     data: memoryview
@@ -53,10 +53,10 @@ class ExternalTensor:
 
 
 class ProgramData:
-    """Provide the constants and initial values of one program.
+    """Provider of the constants and initial values of a program.
 
     Args:
-        external: The tensors of the ``.ptd`` by name; empty without one.
+        external: Tensors of the ``.ptd`` by name.
     """
 
     def __init__(self, program: Program, external: Mapping[str, ExternalTensor]) -> None:
@@ -91,7 +91,7 @@ class ProgramData:
         """Return the bytes of the external tensor ``name``.
 
         Raises:
-            ProgramError: No ``.ptd`` was given, or it lacks the tensor, or has a different one.
+            ProgramError: The ``.ptd`` is missing, lacks the tensor or has a different one.
         """
         if name not in self._external:
             others = (
@@ -103,27 +103,27 @@ class ProgramData:
             )
         tensor = self._external[name]
         if tensor.layout is None and tensor.from_file:
-            raise ProgramError(f"the external data holds {name!r} as a blob, not as a tensor")
+            raise ProgramError(f"the external data contains {name!r} as a blob, not as a tensor")
         if tensor.layout is not None:
             _check_layout(name, tensor.layout, spec)
         return tensor.data
 
     def named(self) -> dict[str, memoryview]:
-        """Return the blobs that delegates look up: the program's, and external ones.
+        """Return the named data of delegates: the program's and external blobs.
 
         Raises:
-            ProgramError: A key is in both.
+            ProgramError: A key occurs in both.
         """
         blobs = {item.key: as_view(item.data) for item in self._program.named_data}
         for key, tensor in self._external.items():
             if key in blobs:
-                raise ProgramError(f"both the program and the external data hold {key!r}")
+                raise ProgramError(f"both the program and the external data contain {key!r}")
             blobs[key] = tensor.data
         return blobs
 
 
 def _check_layout(name: str, layout: TensorLayout, spec: TensorSpec) -> None:
-    """Reject an external tensor that differs from its description in the program."""
+    """Reject an external tensor that does not match its spec."""
     actual = (DTYPES.get(layout.scalar_type), tuple(layout.sizes), tuple(layout.dim_order))
     if actual != (spec.dtype, spec.sizes, spec.dim_order):
         raise ProgramError(

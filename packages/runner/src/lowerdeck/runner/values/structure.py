@@ -1,8 +1,8 @@
-"""Read the structure of inputs and outputs from a file's text, without torch's own reader.
+"""Parse serialized pytree specs of inputs and outputs without torch's reader.
 
-torch's ``treespec_loads`` imports every module that the text names, which must not happen for
-an untrusted file. This reader supports the containers of Python and the named tuples that are
-registered in the caller's process; it looks names up and imports nothing.
+torch's ``treespec_loads`` imports every module that the text names, which is unsafe for untrusted
+files. This parser supports Python containers and named tuples that are registered in the process,
+and imports nothing.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MAX_TEXT = 1 << 20
-"""Longest text, in characters: a leaf takes 56, so that it holds some 18,000 of them."""
+"""Limit of the text, in characters: some 18,000 leaves of 56 each."""
 
 MAX_DEPTH = 32
-"""Deepest nesting."""
+"""Limit of nesting."""
 
 MAX_PATH = 512
-"""Most characters of all keys on the way to one leaf: messages show its readable name."""
+"""Limit of the characters of all keys on the path to a leaf, which messages show."""
 
 Tree = Any
-"""Tuples, lists, dicts and named tuples with a 0 for every leaf."""
+"""Tuples, lists, dicts and named tuples with 0 for each leaf."""
 
 
 class UnknownStructureError(ValueError):
-    """The text is damaged, beyond the limits, or uses an unsupported container."""
+    """The text is malformed, exceeds a limit or has an unsupported container."""
 
 
 def parse_structure(text: str, named_tuples: Callable[[str], type | None]) -> Tree:
-    """Return a tree of the structure that ``treespec_dumps`` wrote as ``text``.
+    """Return a tree with the structure that ``treespec_dumps`` serialized.
 
     Args:
-        text: The text, from an untrusted file.
-        named_tuples: Returns the registered class of a named tuple by its name in files, or None.
+        text: Untrusted text.
+        named_tuples: Returns the registered named tuple class of a name, or None.
 
     Returns:
-        The containers with 0 for each leaf.
+        The containers, with 0 for each leaf.
 
     Raises:
-        UnknownStructureError: The text is damaged, too long or too deep, or uses a container
+        UnknownStructureError: The text is malformed, too long or too deep, or has a container
             other than tuple, list, dict, ``OrderedDict`` and registered named tuples.
     """
     if len(text) > MAX_TEXT:
-        raise UnknownStructureError(f"{len(text)} characters; at most {MAX_TEXT} are read")
+        raise UnknownStructureError(f"{len(text)} characters; expected at most {MAX_TEXT}")
     match _json(text):
         case [1, node]:
             return _tree(node, named_tuples, MAX_DEPTH, MAX_PATH)
         case _:
-            raise UnknownStructureError("[1, structure] was expected")
+            raise UnknownStructureError("expected [1, structure]")
 
 
 def _json(text: str) -> Any:
@@ -66,7 +66,9 @@ def _tree(node: Any, named_tuples: Callable[[str], type | None], depth: int, len
         case {"type": str(kind), "context": str(context), "children_spec": list(children)}:
             pass
         case _:
-            raise UnknownStructureError("a node has a type, a context and a list of children")
+            raise UnknownStructureError(
+                "expected a node with a type, a context and a list of children"
+            )
     if depth == 0:
         raise UnknownStructureError(f"nested deeper than {MAX_DEPTH}")
     keys = _keys(kind, context, len(children))
@@ -90,11 +92,11 @@ _NAMED_TUPLE = "collections.namedtuple"
 
 
 def _keys(kind: str, context: str, count: int) -> Sequence[str | int]:
-    """Return the keys of ``count`` children: the dict's own, or their indices."""
+    """Return the keys of ``count`` children: dict keys or indices."""
     if kind == _NAMED_TUPLE or (kind in _SEQUENCES and context == "null"):
         return range(count)
     if kind not in _MAPPINGS:
-        raise UnknownStructureError(f"the container {kind[:80]!r} is not known, or damaged")
+        raise UnknownStructureError(f"the container {kind[:80]!r} is unknown or malformed")
     keys = _json(context)
     if (
         not isinstance(keys, list)
@@ -102,16 +104,16 @@ def _keys(kind: str, context: str, count: int) -> Sequence[str | int]:
         or not all(isinstance(key, (str, int)) for key in keys)
         or len(set(keys)) != count
     ):
-        raise UnknownStructureError("the keys of a dict are different texts or numbers")
+        raise UnknownStructureError("expected distinct strings or ints as dict keys")
     return keys
 
 
 def _without(length: int, key: str | int) -> int:
-    """Return the number of characters left for keys below ``key``."""
-    left = length - len(str(key))
-    if left < 0:
+    """Return the remaining characters for keys below ``key``."""
+    remaining = length - len(str(key))
+    if remaining < 0:
         raise UnknownStructureError(f"the keys above a leaf have more than {MAX_PATH} characters")
-    return left
+    return remaining
 
 
 def _named_tuple(cls: Any, items: list[Any]) -> Tree:

@@ -1,4 +1,4 @@
-"""The tensors of a method: constants in the file, planned ones in arenas, and others."""
+"""Tensors of a method: constants in the file, planned tensors in arenas, and others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Origin(enum.Enum):
     """Location of the bytes of a tensor.
 
     ``CONSTANT``: in the file or the ``.ptd``, read-only. ``PLANNED``: in an arena. ``CALLER``: set
-    by the caller, a move or a view; until then this runner allocates memory.
+    by the caller, a move or a view; initially allocated by this runner.
     """
 
     CONSTANT = "constant"
@@ -34,21 +34,21 @@ class Origin(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Description of one tensor in the file.
+    """Description of a tensor in the file.
 
     Attributes:
         index: Value index in its method.
         sizes: Shape, or its upper bound.
-        dim_order: Dimensions from the outermost in memory to the innermost.
-        contiguous: Whether the dim order is the contiguous one.
-        dynamic: Whether the shape may change from call to call.
-        capacity: Number of elements that fit.
+        dim_order: Dimensions from outermost to innermost in memory.
+        contiguous: Whether the dim order is contiguous.
+        dynamic: Whether the shape may change between calls.
+        capacity: Maximum number of elements.
         origin: Location of the bytes.
         memory_id: Arena of a planned tensor, else 0.
-        offset: First byte of a planned tensor in its arena.
-        name: Fully qualified name of a parameter or buffer, if the file has one.
-        has_state: Whether a planned tensor keeps a value from call to call: it has an initial
-            value or a name in the file.
+        offset: Byte offset of a planned tensor in its arena.
+        name: Fully qualified name of a parameter or buffer, or "".
+        has_state: Whether a planned tensor keeps its value between calls: it has an initial value
+            or a name.
     """
 
     index: int
@@ -71,7 +71,7 @@ class TensorSpec:
 
 
 class DataSource(Protocol):
-    """Provider of the bytes of constants and initial values."""
+    """Provider of constants and initial values."""
 
     def constant(self, index: int) -> memoryview:
         """Return the bytes of the constant ``index``."""
@@ -87,18 +87,15 @@ class DataSource(Protocol):
 
 
 def read_spec(index: int, value: TensorValue) -> TensorSpec:
-    """Return the description of the tensor ``value``, checked.
-
-    Args:
-        value: The table of the file.
+    """Return the checked description of the tensor ``value``.
 
     Raises:
-        ProgramError: The table contradicts itself, or requires an unsupported feature.
+        ProgramError: The table is inconsistent or requires an unsupported feature.
     """
     if value.scalar_type not in DTYPES:
         raise ProgramError(
-            f"value {index} has the element type {value.scalar_type!r}; this runner has tensors "
-            "of whole, real and complex numbers and truth values: keep other bytes as torch.uint8"
+            f"value {index} has the element type {value.scalar_type!r}; this runner supports "
+            "int, float, complex and bool tensors: store other data as torch.uint8"
         )
     if value.storage_offset:
         raise ProgramError(f"value {index} has a storage offset, which no runtime supports")
@@ -140,16 +137,10 @@ def read_spec(index: int, value: TensorValue) -> TensorSpec:
 def make_tensor(
     spec: TensorSpec, value: TensorValue, arenas: Sequence[Arena], source: DataSource
 ) -> torch.Tensor:
-    """Return the tensor that ``spec`` describes, on its memory.
-
-    Args:
-        spec: The checked description of ``value``.
-        value: The table of the file.
-        arenas: The arenas of the method.
-        source: Provides constants and initial values.
+    """Return the tensor of ``spec`` on its memory.
 
     Raises:
-        ProgramError: The bytes are missing, too few, or outside their arena.
+        ProgramError: The bytes are missing, too few or outside of their arena.
     """
     extra = value.extra_tensor_info
     external = extra is not None and extra.location == TensorDataLocation.EXTERNAL
@@ -185,7 +176,7 @@ def make_tensor(
 
 
 def _from_bytes(spec: TensorSpec, data: memoryview) -> torch.Tensor:
-    """Return a tensor on ``data`` itself: nothing is copied."""
+    """Return a tensor on ``data`` without a copy."""
     if data.nbytes < spec.nbytes:
         raise ProgramError(
             f"value {spec.index} of shape {list(spec.sizes)} needs {spec.nbytes} bytes; "
