@@ -108,7 +108,7 @@ def test_an_etdump_of_all_calls(file: Path, tmp_path: Path, shell: Any) -> None:
     [
         ("--input ones:3x3", 3, "has shape [3, 3]"),
         ("--input ones:x", 3, "invalid shape"),
-        ("--input ones:2", 3, "has shape [2]; at most [2, 2]"),
+        ("--input ones:2", 3, "has shape [2]; expected at most [2, 2]"),
         ("--input ones:999999999x999999999", 3, "has shape [999999999, 999999999]"),
         ("--input what", 3, "neither a file nor an input"),
         ("--input ones --input ones --input ones", 3, "3 inputs given; the method takes 2"),
