@@ -66,7 +66,7 @@ def test_a_difference_is_found() -> None:
 def test_a_call_that_cannot_be_traced_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     # Torch's own way, which the program goes then, gives what torch gives.
     def failed(_: object) -> Explanation:
-        return Explanation("'add' cannot be traced by itself", 0, 0, failed=True)
+        return Explanation("'add' cannot be traced", 0, 0, failed=True)
 
     monkeypatch.setattr(judge, "decompose", lambda program: program.run_decompositions())
     monkeypatch.setattr(judge, "explain", failed)

@@ -61,7 +61,7 @@ def test_a_call_that_stays_in_a_region_goes_torchs_way() -> None:
 
     program = exported(Of(both, linear=nn.Linear(3, 3)), torch.rand(2, 3))
     keep = {ATEN.linear.default: lambda call: True}
-    assert "in a region of autocast" in str(explain(program, keep=keep))
+    assert "in an autocast region" in str(explain(program, keep=keep))
     kept = decompose(program, keep=keep).graph.find_nodes(
         op="call_function", target=ATEN.linear.default
     )

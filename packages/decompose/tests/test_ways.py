@@ -79,9 +79,7 @@ def test_an_error_of_a_rule_names_its_node() -> None:
 
     program, table = _exported(4, 2), _table(broken)
     told = explain(program, table)
-    message = (
-        r"gelu.default \(node 'gelu', from .*\) cannot be traced by itself: ZeroDivisionError"
-    )
+    message = r"gelu.default \(node 'gelu', from .*\) cannot be traced: ZeroDivisionError"
     assert told.failed
     assert re.search(message, str(told.reason))
     for way in BOTH:
@@ -131,7 +129,7 @@ def test_a_custom_operator_that_returns_an_alias_is_refused(name: str) -> None:
     with pytest.raises(RuntimeError, match="alias annotations"):
         program.run_decompositions()
     for way in BOTH:
-        with pytest.raises(DecomposeError, match=f"{name}.default .* traced .* alias ann"):
+        with pytest.raises(DecomposeError, match=f"{name}.default .* traced: .* alias ann"):
             way(program)
 
 
@@ -149,14 +147,16 @@ def test_a_rule_that_makes_unknown_sizes_goes_torchs_way() -> None:
         return x + torch.nonzero(x).sum()
 
     program, table = _exported(4, 3), _table(finding)
-    assert "known only at run time" in str(explain(program, table).reason)
+    assert "unbacked sizes" in str(explain(program, table).reason)
     assert targets(decompose(program, table)) == targets(program.run_decompositions(table))
 
 
 def test_a_rule_that_creates_a_constant_is_refused() -> None:
     # torch's own way fails, too.
     program, table = _exported(4, 3), _table(lambda x, **_: x * torch.tensor(2.0))
-    with pytest.raises(DecomposeError, match=r"create it with torch\.full; nor can torch"):
+    with pytest.raises(
+        DecomposeError, match=r"create it with torch\.full; nor by run_decompositions"
+    ):
         decompose(program, table)
 
 
@@ -182,7 +182,7 @@ def _noting(x: Tensor) -> Any:
 
 def test_operators_with_effects_go_torchs_way() -> None:
     program = exported(Of(_noting), torch.randn(2, 4))
-    assert "effects that torch orders by tokens" in str(explain(program))
+    assert "effect tokens" in str(explain(program))
     found = decompose(program)
     assert not differences(found, program.run_decompositions())
     assert "an input is a TOKEN" in str(explain(found))
@@ -248,7 +248,7 @@ def test_subclasses_that_export_left_whole_go_torchs_way() -> None:
     model = Layers(4, 2)
     _hold(model, TwoTensor(torch.randn(4, 4), torch.randn(4, 4)), "parameter")  # type: ignore[no-untyped-call]
     program = exported(model, torch.randn(2, 4))
-    assert "is a tensor subclass, and 'linear' reads" in str(explain(program))
+    assert "'linear' reads the subclass" in str(explain(program))
     assert not differences(decompose(program), program.run_decompositions())
 
 
@@ -299,7 +299,7 @@ def test_kept_calls_stay_whatever_the_way(way: str, names: list[str]) -> None:
         (lambda own, x: torch.complex(x, x).conj() * 2, "lazily conjugated"),
         (lambda own, x: torch.complex(x, x).conj().imag * 2, "lazily conjugated"),
         (lambda own, x: torch.vmap(torch.sin)(x), "not an operator"),
-        (lambda own, x: torch.linalg.cholesky(x @ x.mT + own.eye), "effects"),
+        (lambda own, x: torch.linalg.cholesky(x @ x.mT + own.eye), "effect tokens"),
         (lambda own, x: (x * 2).squeeze_(0).t_(), "the shape or memory of its argument"),
     ],
     ids=["sparse", "conjugated", "negated", "vmap", "linalg", "reshaped in place"],

@@ -23,13 +23,13 @@ PROGRAM = export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"exported_program": torch.nn.Linear(2, 2)}, "found a Linear, expected an Exported"),
+        ({"exported_program": torch.nn.Linear(2, 2)}, "found a Linear; expected an Exported"),
         ({"table": 3}, "found 3: None in the table"),
         ({"table": {3: torch.relu}}, "found 3: <built-in"),
         ({"table": {ATEN.linear.default: 7}}, "found .*linear.*: 7 in"),
-        ({"keep": ATEN.linear.default}, "as keep, expected a collection"),
-        ({"keep": [3]}, "keep names 3"),
-        ({"keep": ["aten.linear"]}, "keep names 'aten.linear'"),
+        ({"keep": ATEN.linear.default}, "as keep; expected a collection"),
+        ({"keep": [3]}, "keep contains 3"),
+        ({"keep": ["aten.linear"]}, "keep contains 'aten.linear'"),
     ],
 )
 def test_wrong_arguments_are_told(asked: Any, given: dict[str, Any], told: str) -> None:

@@ -1,4 +1,4 @@
-"""Decomposition of exported programs into core operators, each distinct call traced once."""
+"""Decompose exported programs into core operators, tracing each distinct call once."""
 
 from __future__ import annotations
 

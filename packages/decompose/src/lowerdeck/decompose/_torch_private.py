@@ -1,4 +1,4 @@
-"""All uses of private names of torch in this package; each has a test."""
+"""Uses of private torch APIs, each with a test."""
 
 from __future__ import annotations
 
@@ -60,71 +60,71 @@ from lowerdeck.torch_base import (
 COPIED_META: Sequence[str] = tuple(
     field for field in _COPY_META_FIELDS if field not in {"original_aten", "from_node"}
 )
-"""Fields of the metadata of a node that nodes derived from it inherit."""
+"""Metadata fields that derived nodes inherit."""
 
 KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
-"""Composite operators that torch's default table keeps."""
+"""Composite operators that torch keeps by default."""
 
 tensor_meta: Callable[[torch.Tensor], Any] = _extract_tensor_metadata
 """Returns the ``tensor_meta`` of a tensor."""
 
 WRITING_CUSTOM: HigherOrderOperator = auto_functionalized_v2
-"""The functional form of custom operators that write their arguments."""
+"""Functional form of custom operators that mutate arguments."""
 
 overriding: Callable[..., AbstractContextManager[None]] = _override_composite_implicit_decomp
-"""Context in which composite operators are decomposed by the functions of a mapping.
+"""Context in which a mapping's functions decompose composite operators.
 
-A function that returns ``NotImplemented`` keeps its operator whole.
+A function may return ``NotImplemented`` to keep the call.
 """
 
 REPLAYS_PARTS_ALONE = torch.__version__ >= "2.15"
-"""Whether functionalization replays one result of ``split`` or ``unbind`` without the others."""
+"""Whether functionalization regenerates a single result of ``split`` or ``unbind``."""
 
-# torch's tracing changes what operators do for the whole process: two at once fail.
+# torch's tracing patches operators process-wide, so concurrent traces fail.
 tracing_lock = RLock()
-"""Held while anything is traced."""
+"""Held during traces."""
 
 
 def has_composite_kernel(operator: OpOverload) -> bool:
-    """Return whether torch decomposes ``operator`` by itself, in C++ or in Python."""
+    """Return whether ``operator`` has a CompositeImplicitAutograd kernel, in C++ or Python."""
     return composite_parts(operator) is not None
 
 
 def is_preservable(operator: OperatorBase) -> bool:
-    """Return whether torch can keep a composite operator whole: it neither writes nor aliases."""
+    """Return whether torch can keep a composite operator: it neither mutates nor aliases."""
     return bool(_is_preservable_cia_op(operator))
 
 
-def _loaded(name: str) -> Any:
-    """Import a module of torch at its first use: it loads sympy, which takes 0.3 s."""
+def _import_lazily(name: str) -> Any:
+    """Import a torch module lazily, because it loads sympy (0.3 s)."""
     return import_module(name)
 
 
 @cache
 def base_name(target: Any) -> str:
-    """Return the name of a call of ``target`` in a trace, before it is made unique."""
+    """Return the node name of a call of ``target``, before it is made unique."""
     name = (target.overloadpacket if isinstance(target, OpOverload) else target).__name__
-    # As torch.fx makes names: CamelCase becomes snake_case.
+    # CamelCase to snake_case, as torch.fx does.
     return re.sub(r"(?<=[a-z])([A-Z])", r"_\1", name).lower()
 
 
 def fake_mode_of(graph_module: GraphModule) -> FakeTensorMode:
-    """Return the mode of the fake tensors of a graph; a new one if it has none."""
+    """Return the fake mode of a graph, or a new one."""
     for node in graph_module.graph.nodes:
-        # One at a time: the first tensor has it, and ``detect_fake_mode`` compares all.
+        # Stop at the first fake tensor: ``detect_fake_mode`` compares all.
         value = node.meta.get("val")
         mode = None if value is None else detect_fake_mode([value])
         if mode is not None:
             return mode
-    environment = _loaded("torch.fx.experimental.symbolic_shapes").ShapeEnv()
+    environment = _import_lazily("torch.fx.experimental.symbolic_shapes").ShapeEnv()
     return FakeTensorMode(shape_env=environment, export=True)
 
 
 class FakeTensors:
-    """Creates fake tensors of one mode, without guards on symbolic sizes.
+    """Factory of fake tensors that adds no guards on symbolic sizes.
 
-    torch computes the number of bytes, a product of symbols, for each new tensor (0.2 ms each). A
-    copy of a tensor with the same sizes has it already (5 us).
+    torch computes a symbolic byte count for each new tensor (0.2 ms). Copies of a tensor with the
+    same sizes reuse it (5 us).
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -142,7 +142,7 @@ class FakeTensors:
         key = (tuple(map(expression_of, numbers)), dtype)
         prototype = self._prototypes.get(key)
         if prototype is None:
-            # From 2.15 on torch compares sizes with 0 here, which would add guards to the program.
+            # torch 2.15 compares sizes with 0 here, which would add guards.
             environment: Any = self.mode.shape_env
             with environment.suppress_guards():
                 prototype = torch.empty_strided(size, stride, dtype=dtype, device="meta")
@@ -151,19 +151,21 @@ class FakeTensors:
 
 
 def has_unbacked_sizes(value: Any) -> bool:
-    """Return whether sizes of tensors in ``value`` are known only at run time."""
-    return bool(_loaded("torch.fx.experimental.symbolic_shapes").free_unbacked_symbols(value))
+    """Return whether tensors in ``value`` have unbacked sizes."""
+    return bool(
+        _import_lazily("torch.fx.experimental.symbolic_shapes").free_unbacked_symbols(value)
+    )
 
 
 def node_source(node: Node) -> fx_traceback.NodeSource:
-    """Return the entry of ``from_node`` for nodes that are derived from ``node``."""
+    """Return the ``from_node`` entry for nodes derived from ``node``."""
     return fx_traceback.NodeSource(
         node, "lowerdeck.decompose", fx_traceback.NodeSourceAction.CREATE
     )
 
 
 def traced_meta(target: OpOverload, value: torch.Tensor) -> dict[str, Any]:
-    """Return the metadata that tracing records for a call of ``target``."""
+    """Return the metadata that a trace records for a call of ``target``."""
     return {"val": value, "tensor_meta": tensor_meta(value), "original_aten": target}
 
 
@@ -174,14 +176,14 @@ def as_current_node(node: Node) -> AbstractContextManager[Any]:
 
 
 def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
-    """Return torch's own decomposition of a composite operator, for ``overriding``.
+    """Return torch's decomposition of a composite operator, for ``overriding``.
 
-    torch's retrace overrides all composites so. Overridden ones are decomposed below autograd,
+    torch's retrace overrides all composites like this, so that they are decomposed below autograd,
     where views of parameters require no gradients, and in C++, where conversions check no
-    metadata. Nothing else depends on it, so that only the traced operator is overridden here.
+    metadata. Only the traced operator needs it here.
 
     Args:
-        operator: The target of a call; empty for all but composites that can be kept.
+        operator: The target of a call; the result is empty unless it is a preservable composite.
     """
     if not isinstance(operator, OpOverload) or not _is_preservable_cia_op(operator):
         return {}
@@ -192,8 +194,8 @@ def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
 
 @contextmanager
 def tracing_settings() -> Iterator[None]:
-    """Turn oneDNN, NNPACK and cuDNN off in the process, as torch does while it traces."""
-    trace = _loaded("torch.export._trace")
+    """Disable oneDNN, NNPACK and cuDNN process-wide, as torch's tracing does."""
+    trace = _import_lazily("torch.export._trace")
     with trace._ignore_backend_decomps(), trace._compiling_state_context():
         yield
 
@@ -206,15 +208,14 @@ def record(
     differentiable: Container[int] = (),
     contexts: Sequence[Callable[[], AbstractContextManager[Any]]] = (),
 ) -> Recording:
-    """Record the operators that ``function`` calls on fake tensors, as torch's retrace does.
+    """Return the operators that ``function`` calls on fake tensors, as in torch's retrace.
 
     Args:
-        function: Called with a functional tensor for each tensor among the leaves.
+        function: Called with ``leaves``, their tensors as functional tensors.
         leaves: Fake tensors and symbols.
-        mode: The mode of the fake tensors.
-        rules: Decompositions of operators that are not composite.
+        rules: Decompositions of non-composite operators.
         differentiable: Positions of views of tensors that require gradients.
-        contexts: Functions that create further contexts, outermost first.
+        contexts: Factories of additional contexts, outermost first.
     """
     tracer: Any = PythonKeyTracer()
     tracer.root = torch.nn.Module()
@@ -254,7 +255,7 @@ def record(
 
 
 def _creates_sizes(mode: FakeTensorMode, graph: Graph) -> bool:
-    """Return whether symbols were created for sizes known only at run time; forget these."""
+    """Return whether unbacked symbols were created, and discard pending ones."""
     pending = [] if mode.shape_env is None else mode.shape_env.pending_fresh_unbacked_symbols
     creates = bool(pending) or any(node.meta.get("unbacked_bindings") for node in graph.nodes)
     pending.clear()
@@ -262,13 +263,13 @@ def _creates_sizes(mode: FakeTensorMode, graph: Graph) -> bool:
 
 
 def run_fake(operator: Any, args: Any, kwargs: Any, mode: FakeTensorMode) -> Any:
-    """Return the result of ``operator`` for fake tensors, as while it is traced."""
+    """Return the result of ``operator`` on fake tensors, as in a trace."""
     with unset_fake_temporarily(), mode, torch.no_grad(), enable_python_dispatcher():
         return operator(*args, **kwargs)
 
 
 def replace_view(view: Any, new: Any) -> None:
-    """Replace the elements of a view, as a write in place does."""
+    """Replace the elements of a view in place."""
     torch._sync(new)  # type: ignore[attr-defined, no-untyped-call]
     view.replace_(torch._from_functional_tensor(new.elem))
     view.commit_update()
@@ -276,7 +277,7 @@ def replace_view(view: Any, new: Any) -> None:
 
 def _track_inputs(tracer: Any, leaves: Sequence[Any]) -> list[Node]:
     inputs: list[tuple[int, Node]] = []
-    # Symbols first, so that sizes of tensors refer to them and are not computed again.
+    # Symbols first, so that tensor sizes refer to them.
     for kinds in (SYMBOLS, torch.Tensor):
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, kinds):
@@ -291,7 +292,7 @@ def _functional(leaf: Any) -> Any:
 
 
 def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """Return result, written, returned, shared, alone and differentiable of a recording."""
+    """Return the fields from ``result`` to ``differentiable`` of a recording."""
     leaves = pytree.tree_leaves(result)
     returned: dict[int, int] = {}
     shared: dict[int, list[int]] = {}
@@ -309,12 +310,12 @@ def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, An
                 returned[position] = index
             else:
                 shared.setdefault(position, []).append(index)
-    # Two results with one storage alias each other, whatever their nodes are.
-    often = Counter(storages)
-    alone = {
+    # Results with the same storage alias each other.
+    counts = Counter(storages)
+    unaliased = {
         position
         for position, storage in enumerate(storages)
-        if storage is not None and storage not in by_storage and often[storage] == 1
+        if storage is not None and storage not in by_storage and counts[storage] == 1
     }
     nodes = pytree.tree_map(lambda leaf: _node_of(tracer, leaf), result)
     written = {
@@ -328,21 +329,21 @@ def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, An
         for position, leaf in enumerate(leaves)
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     }
-    return nodes, written, returned, shared, alone, differentiable
+    return nodes, written, returned, shared, unaliased, differentiable
 
 
 _TRACKED = (torch.Tensor, *SYMBOLS)
 
 
 def _node_of(tracer: Any, leaf: Any) -> Any:
-    """Return the node of a tensor or a symbol; anything else unchanged."""
+    """Return the node of a tensor or symbol, or other values unchanged."""
     if isinstance(leaf, torch.Tensor):
         if isinstance(leaf, FunctionalTensor):
             torch._sync(leaf)  # type: ignore[attr-defined, no-untyped-call]
             leaf = torch._from_functional_tensor(leaf.elem)
         proxy: Any = get_proxy_slot(leaf, tracer, None, lambda slot: slot.proxy)
         if proxy is None:
-            # A rule returned a tensor that it did not compute, such as a global.
+            # A rule may return a tensor that it did not compute, such as a global.
             raise LookupError("a result that was not traced")
         return proxy.node
     if isinstance(leaf, _TRACKED):
@@ -354,17 +355,17 @@ def _node_of(tracer: Any, leaf: Any) -> Any:
 
 
 def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None:
-    """Insert runtime assertions on sizes, in place, as torch does at the end of its retrace.
+    """Insert runtime assertions on sizes in place, as at the end of torch's retrace.
 
     Args:
-        graph_module: A decomposed graph; equal sizes are computed once.
-        export: Whether it is the outermost graph of the program.
+        graph_module: A decomposed graph that computes equal sizes once.
+        export: Whether it is the program's root graph.
     """
     environment: Any = fake_mode_of(graph_module).shape_env
     trace = 'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferred_runtime_asserts'
 
-    # Without the hook new nodes would have no ``val``.
-    hooks = _loaded("torch._export.passes._node_metadata_hook")
+    # The hook sets the ``val`` of new nodes.
+    hooks = _import_lazily("torch._export.passes._node_metadata_hook")
 
     def hook(node: Node) -> None:
         hooks._node_metadata_hook(node, metadata={"stack_trace": trace})
@@ -374,22 +375,22 @@ def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None
             graph_module, environment, "exported program", export=export
         )
     if export:
-        _loaded("torch.export._trace")._replace_unbacked_bindings(graph_module)
+        _import_lazily("torch.export._trace")._replace_unbacked_bindings(graph_module)
 
 
 def assemble(
     program: ExportedProgram, parts: Parts, calls: list[ModuleCallEntry]
 ) -> ExportedProgram:
-    """Return a verified program of decomposed parts.
+    """Return a verified program with the decomposed parts.
 
-    Unlike ``ExportedProgram(...)`` it generates no code before the graph module is called first.
+    Unlike ``ExportedProgram(...)``, code is generated lazily at the first call.
 
     Args:
-        program: The program before decomposition: its state is shared.
-        calls: Calls of modules that are preserved.
+        program: The program before decomposition, whose state is shared.
+        calls: Preserved module calls.
     """
     graph_module, signature = parts.graph_module, parts.graph_signature
-    # Assertions on unbacked symbols may repeat a getitem of the same element.
+    # Assertions on unbacked symbols may duplicate getitem nodes.
     _common_getitem_elimination_pass(graph_module, signature, calls)
     environment: Any = fake_mode_of(graph_module).shape_env
     ranges = {} if environment is None else dict(program.range_constraints)
@@ -398,7 +399,7 @@ def assemble(
     new_program = with_parts(
         program,
         graph_module=graph_module,
-        # Only for the verifier, which reads its properties once for each output.
+        # Only for the verifier, which reads the properties for each output.
         graph_signature=CachedSignature(signature.input_specs, signature.output_specs),
         constants=dict(parts.constants),
         module_call_graph=calls,

@@ -1,4 +1,4 @@
-"""Templates that outlive one program."""
+"""Cache of templates across programs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lowerdeck.decompose.rules import Rules
 
 
 def _settings() -> tuple[Any, ...]:
-    """Return the settings of torch that decompositions depend on."""
+    """Return the torch settings that decompositions depend on."""
     backends: Any = torch.backends
-    # Rules of torch and kernels of attention read each of them while they are traced.
+    # torch's rules and attention kernels read these during a trace.
     return (
         torch.get_default_dtype(),
         torch.get_default_device(),
@@ -33,15 +33,15 @@ def _settings() -> tuple[Any, ...]:
 
 
 class DecompositionCache:
-    """Templates of calls on tensors of fixed sizes, for several programs and threads.
+    """Thread-safe cache of templates of calls with static sizes.
 
     A second method of a model, or a second model of a family, then needs hardly any tracing. Rules
-    are compared by equality. What was traced under other settings
-    of torch (default dtype or device, deterministic algorithms, autocast) is not reused; modes of
-    the user (``TorchFunctionMode``, ``TorchDispatchMode``) are not distinguished.
+    are compared by equality. Templates are reused only under equal torch settings (default dtype
+    and device, deterministic algorithms, autocast); user modes (``TorchFunctionMode``,
+    ``TorchDispatchMode``) are ignored.
 
     Args:
-        size: The largest number of templates; the least recently used are dropped first.
+        size: Maximum number of templates; the least recently used are evicted.
 
     Example:
         >>> import torch
@@ -55,9 +55,9 @@ class DecompositionCache:
 
     def __init__(self, size: int = 4096) -> None:
         if not isinstance(size, int):
-            raise DecomposeError(f"found {size!r} as size of a cache, expected an integer")
+            raise DecomposeError(f"found {size!r} as size of a cache; expected an integer")
         if size < 1:
-            raise DecomposeError(f"a cache of {size} templates is useless: give at least 1")
+            raise DecomposeError(f"found {size} as size of a cache; expected at least 1")
         self._size = size
         self._lock = Lock()
         self._templates: OrderedDict[Any, Template] = OrderedDict()
@@ -68,10 +68,10 @@ class DecompositionCache:
             return len(self._templates)
 
     def get(self, key: Any) -> Template | None:
-        """Return a template, or None.
+        """Return the template of a key, or None.
 
         Args:
-            key: The key of its call, with ``context``.
+            key: Key of the call and ``context``.
         """
         with self._lock:
             template = self._templates.get(key)
@@ -80,11 +80,10 @@ class DecompositionCache:
             return template
 
     def put(self, key: Any, template: Template) -> None:
-        """Keep a template.
+        """Store a template.
 
         Args:
-            key: The key of its call, with ``context``.
-            template: Shared by all users of the cache.
+            key: Key of the call and ``context``.
         """
         with self._lock:
             self._templates[key] = template
@@ -94,11 +93,11 @@ class DecompositionCache:
 
 
 def context(rules: Rules, writes: bool) -> tuple[Any, ...]:
-    """Return a key of what templates depend on besides their calls.
+    """Return the part of a cache key that does not depend on the call.
 
     Args:
-        rules: Two tables of the same functions have one key.
-        writes: Whether programs write in place.
+        rules: Tables with the same functions have equal keys.
+        writes: Whether the program mutates memory.
     """
     tables = (frozenset(table.items()) for table in (rules.others, rules.composites))
     return (*tables, rules.by_result, writes, *_settings())

@@ -1,4 +1,4 @@
-"""Results of a copied template, as values with their aliases."""
+"""Results of a copied template, with their aliases."""
 
 from __future__ import annotations
 
@@ -20,20 +20,18 @@ def copied_results(
     writer: Writer,
     template: Template,
     inputs: Sequence[Any],
-    became: Mapping[Node, Any],
+    new_nodes: Mapping[Node, Any],
     source: Node,
     *,
     writes: bool,
 ) -> Any:
-    """Return the results of a copy of a template, with values for tensors.
+    """Return the results of a copied template, with ``Value`` for tensors.
 
     Args:
-        writer: Has the symbols of the new graph.
-        template: The decomposition of the call.
         inputs: Distinct inputs of the call.
-        became: The new nodes of the template.
-        source: The original node of the call.
-        writes: Whether the program writes in place.
+        new_nodes: New node of each template node.
+        source: Original node of the call.
+        writes: Whether the program mutates memory.
     """
     positions = {node: index for index, node in enumerate(template.inputs)}
     memories: dict[Node, Memory] = {}
@@ -45,23 +43,23 @@ def copied_results(
             return result
         if result.returned is not None:
             return inputs[result.returned]
-        node = became[result.node]
+        node = new_nodes[result.node]
         if not isinstance(node, Node) or isinstance(node.meta.get("val"), SYMBOLS):
             return node
         if result.fresh:
             return Value(node, Memory(node), requires_grad=result.requires_grad)
-        # Only a later write goes through views.
+        # Views are only needed for later writes.
         views = tuple(map(bind, result.views)) if writes else ()
         if result.root in positions:
             base = inputs[positions[result.root]]
             memory, views = base.memory, base.views + views
         else:
-            memory = memories.setdefault(result.root, Memory(became[result.root]))
+            memory = memories.setdefault(result.root, Memory(new_nodes[result.root]))
         return Value(node, memory, views, memory.generation, result.requires_grad)
 
     def bind(view: View) -> View:
-        """Return a view of the template in nodes of the copy."""
-        nodes = [became[node] for node in template.inputs]
+        """Return a view of the template with nodes of the copy."""
+        nodes = [new_nodes[node] for node in template.inputs]
         args, kwargs = fill((view.args, dict(view.kwargs)), nodes, node_or_number)
         return replace(view, args=args, kwargs=kwargs, source=source)
 
@@ -70,7 +68,7 @@ def copied_results(
             return plain_number(number)
         size_node = writer.symbol(number)
         if size_node is None:
-            raise WholeProgramError("a view has a symbolic size that no node computes")
+            raise WholeProgramError("no node computes a symbolic size of a view")
         return size_node
 
     return visit(template.results)

@@ -1,4 +1,4 @@
-"""Decompose programs call by call, or as a whole where that is impossible."""
+"""Decompose programs call by call, with ``run_decompositions`` as fallback."""
 
 from __future__ import annotations
 
@@ -58,21 +58,19 @@ def decompose(
     keep: Keep = (),
     cache: DecompositionCache | None = None,
 ) -> ExportedProgram:
-    """Return ``exported_program`` decomposed, as ``run_decompositions(table)`` returns it.
+    """Return the decomposed program, as ``run_decompositions(table)`` does.
 
     Args:
-        exported_program: Any program, straight from ``torch.export`` or decomposed; not changed.
-        table: How operators are decomposed, as ``run_decompositions`` takes it: core ATen for
-            None.
-        keep: Operators that stay whole whatever the table says; in a mapping, each with a
-            predicate on its calls (nodes of the program) that selects those that stay, or None
-            for all. torch's own way keeps all calls of an operator if one of them is to stay.
-        cache: Where templates outlive this call; for a program of fixed sizes.
+        exported_program: Any program, in any dialect; not changed.
+        table: As for ``run_decompositions``; core ATen by default.
+        keep: Operators that are not decomposed; a mapping may have a predicate on nodes that
+            selects calls, or None for all. The fallback keeps all calls of an operator if any is
+            selected.
+        cache: Shares templates with other programs of static sizes.
 
     Raises:
-        DecomposeError: An argument is of another kind, an operator of ``keep`` cannot be kept, the
-            program writes memory in ways that cannot be functionalized, or a rule fails on a call
-            that it is given; the exception of the rule is the cause.
+        DecomposeError: An argument has the wrong type, an operator of ``keep`` cannot be kept, the
+            program cannot be functionalized, or a rule fails; its exception is the cause.
     """
     _check_arguments(exported_program, table)
     decomposed: ExportedProgram = _decompose(exported_program, Rules.of(table, keep), cache)
@@ -80,12 +78,9 @@ def decompose(
 
 
 def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
-    """Return ``exported_program`` without in-place writes; its other calls stay as they are.
+    """Return the program without in-place writes; other calls are unchanged.
 
-    Composite operators are decomposed only where the memory that they read or return is written.
-
-    Args:
-        exported_program: Any program; not changed.
+    Composite operators are decomposed only if memory that they read or return is written.
 
     Raises:
         DecomposeError: torch cannot functionalize the program.
@@ -99,7 +94,7 @@ def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
         for node in graph_module.graph.nodes
         if isinstance(node.target, OpOverload) and is_preservable(node.target)
     }
-    # Functionalization trusts schemas: a composite that hides an alias or a write is decomposed.
+    # Functionalization relies on schemas, so composites with hidden effects are decomposed.
     composites: dict[OperatorBase, Any] = {
         operator: composite_parts(operator) if hides_effects(operator) else keep_whole
         for operator in operators
@@ -113,18 +108,17 @@ def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
 def decompose_graph(
     exported_program: ExportedProgram, rules: Rules, *, cache: DecompositionCache | None = None
 ) -> Parts:
-    """Return graph, signature and state of ``exported_program``, decomposed by ``rules``.
+    """Return the decomposed graph, signature and state of a program.
 
-    For compilers that continue with the graph: ``rules`` contain only what differs from torch's
-    behaviour, a rule may keep one call and decompose the next, and nothing is verified.
+    For compilers: nothing is verified, ``rules`` contain only differences from torch's behaviour,
+    and a rule may keep single calls.
 
     Args:
         exported_program: Any program; not changed.
-        cache: Shares templates with other calls.
+        cache: Shares templates with other programs.
 
     Raises:
-        DecomposeError: The program writes memory in ways that cannot be functionalized, or a rule
-            fails.
+        DecomposeError: The program cannot be functionalized, or a rule fails.
     """
     parts: Parts = _decompose(exported_program, rules, cache, as_parts=True)
     return parts
@@ -137,13 +131,10 @@ def explain(
     keep: Keep = (),
     cache: DecompositionCache | None = None,
 ) -> Explanation:
-    """Return how ``decompose`` converts a program with the same arguments; the trace is done.
+    """Trace as ``decompose`` does with the same arguments, and return statistics.
 
     Args:
         exported_program: Any program; not changed.
-        table: As ``decompose`` takes it.
-        keep: As ``decompose`` takes it.
-        cache: As ``decompose`` takes it.
     """
     _check_arguments(exported_program, table)
     program, memory = _prepare(exported_program)
@@ -162,7 +153,7 @@ def _decompose(
     as_parts: bool = False,
     only_writes: bool = False,
 ) -> Any:
-    """Return a decomposed program or its parts, by torch's own way where that is needed."""
+    """Return a decomposed program or its parts, if necessary by ``run_decompositions``."""
     program, memory = _prepare(exported_program)
     entries = () if as_parts else program.module_call_graph
 
@@ -179,8 +170,8 @@ def _decompose(
         whole = _as_a_whole(program, rules)
     except Exception as error:
         raise DecomposeError(
-            f"the program cannot be decomposed call by call, because {result}; nor can torch "
-            f"decompose it as a whole: {type(error).__name__}: {str(error).strip()}"
+            f"the program cannot be decomposed call by call, because {result}; nor by "
+            f"run_decompositions: {type(error).__name__}: {str(error).strip()}"
         ) from error
     state, constants = whole.state_dict, whole.constants
     parts = Parts(whole.graph_module, whole.graph_signature, state, constants)
@@ -188,7 +179,7 @@ def _decompose(
 
 
 def _attempt(call_by_call: Callable[[], Result]) -> Result | WholeProgramError:
-    """Return the result, or why the program cannot be decomposed call by call."""
+    """Return the result, or the reason why the program cannot be decomposed call by call."""
     try:
         return call_by_call()
     except WholeProgramError as error:
@@ -197,7 +188,7 @@ def _attempt(call_by_call: Callable[[], Result]) -> Result | WholeProgramError:
         raise
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
-        reason = TemplateError(f"torch fails on its parts: {type(error).__name__}: {first}")
+        reason = TemplateError(f"torch fails: {type(error).__name__}: {first}")
         reason.__cause__ = error
         return reason
 
@@ -205,20 +196,20 @@ def _attempt(call_by_call: Callable[[], Result]) -> Result | WholeProgramError:
 def _check_arguments(program: Any, table: Any) -> None:
     if not isinstance(program, ExportedProgram):
         raise DecomposeError(
-            f"found a {type(program).__name__}, expected an ExportedProgram: call "
+            f"found a {type(program).__name__}; expected an ExportedProgram: call "
             "torch.export.export first"
         )
     rules = table.items() if isinstance(table, Mapping) else [(table, None)] * (table is not None)
     for operator, rule in rules:
         if not isinstance(operator, OperatorBase) or not callable(rule):
             raise DecomposeError(
-                f"found {operator!r}: {rule!r} in the table, expected an operator such as "
-                "torch.ops.aten.gelu.default and a function that computes the same"
+                f"found {operator!r}: {rule!r} in the table; expected an operator such as "
+                "torch.ops.aten.gelu.default and a function that decomposes it"
             )
 
 
 def _prepare(exported_program: ExportedProgram) -> tuple[ExportedProgram, MemoryUse | None]:
-    """Return the program with one name for each mutated memory, and its aliases if it writes."""
+    """Return the program with one name per mutated tensor, and its memory use if it mutates."""
     program = repair_program(unwrap_subclass_parameters(exported_program))
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program, None
@@ -227,9 +218,9 @@ def _prepare(exported_program: ExportedProgram) -> tuple[ExportedProgram, Memory
         merged = merge_written_names(program, memory)
         return merged, memory if merged is program else MemoryUse.of_program(merged)
     except Exception as error:
-        # A graph that was edited by hand may be invalid in any way.
+        # Hand-edited graphs may be invalid in any way.
         raise DecomposeError(
-            f"the writes of the program cannot be followed: {type(error).__name__}: {error}"
+            f"cannot analyse the program's mutations: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -259,25 +250,22 @@ def _trace(
     entries: Sequence[ModuleCallEntry] = (),
     only_writes: bool = False,
 ) -> tuple[Parts, Mapping[str, Node]]:
-    """Return a program decomposed by tracing each distinct call once.
+    """Return the decomposed parts, and new nodes of module signatures by name.
 
     Args:
-        program: With one name for each mutated memory.
-        memory: Its aliases and writes; None if it writes nothing.
-        templates: Decompositions of distinct calls.
-        entries: Preserved calls of modules: the new nodes of the values that they name are kept,
-            and returned by name.
-        only_writes: Whether calls on memory that nothing writes are copied, whatever the rules.
+        program: With one name per mutated tensor.
+        memory: Memory use; None if the program does not mutate.
+        entries: Preserved module calls, whose values are kept.
+        only_writes: Whether calls on unwritten memory are copied regardless of the rules.
 
     Raises:
-        WholeProgramError: A call, an input or an output is not supported.
+        WholeProgramError: A call, input or output is not supported.
     """
     _check(program, memory)
     graph_module = program.graph_module
     graph = Graph()
-    # Views matter only where something is written: keys of a cache depend on it.
+    # Cache keys depend on it: templates record views only for programs that mutate.
     templates.writes = memory is not None
-    # torch's tracing patches operators of the process, so that two traces at once fail.
     with tracing_lock, templates:
         regions = Regions()
         walk = Walk(
@@ -294,11 +282,11 @@ def _trace(
         env = dict(placeholders)
         outputs = walk.run(graph_module, env)
         signature = add_output(program, walk, placeholders, outputs)
-        # After the outputs, which may regenerate values that a signature names.
+        # After the outputs, which may regenerate values named in signatures.
         named = named_nodes(entries, env)
         eliminate_dead_code(graph, frozenset(named.values()))
         new_module = LazyGraphModule(regions.root, graph)
-        # Assertions on symbols are inserted last, as torch does: names of nodes depend on it.
+        # Assertions are inserted last, as torch does, because node names depend on it.
         if walk.writer.is_dynamic:
             insert_assertions(new_module)
             signature = renamed_outputs(signature, graph)
@@ -307,7 +295,7 @@ def _trace(
 
 
 def _check(program: ExportedProgram, memory: MemoryUse | None) -> None:
-    """Raise WholeProgramError for programs that are not decomposed call by call."""
+    """Raise WholeProgramError for unsupported programs."""
     signature = program.graph_signature
     if signature.backward_signature is not None:
         raise WholeProgramError("it has a backward graph")
@@ -318,12 +306,11 @@ def _check(program: ExportedProgram, memory: MemoryUse | None) -> None:
     if read is not None:
         name, reader = read
         raise WholeProgramError(
-            f"{name!r} is a tensor subclass, and {reader.name!r} reads more of it than its inner "
-            "tensors"
+            f"{reader.name!r} reads the subclass {name!r} itself, not only its inner tensors"
         )
     if memory is None:
         return
-    # Functionalization treats inputs as separate memories.
+    # Functionalization assumes that inputs do not overlap.
     targets = {spec.arg.name: spec.target for spec in signature.input_specs}
     for nodes in shared_inputs(program):
         used = [repr(targets[node.name]) for node in nodes if node.users]
@@ -335,7 +322,7 @@ def _check(program: ExportedProgram, memory: MemoryUse | None) -> None:
 
 
 def _as_a_whole(program: ExportedProgram, rules: Rules) -> ExportedProgram:
-    """Return the result of torch, which keeps all calls of an operator or none."""
+    """Return the result of ``run_decompositions``, which keeps all or no calls of an operator."""
     kept = {
         node.target
         for graph_module in graphs_of(program.graph_module)
@@ -344,7 +331,7 @@ def _as_a_whole(program: ExportedProgram, rules: Rules) -> ExportedProgram:
     }
     table = {op: rule for op, rule in rules.as_table().items() if op not in kept}
     with tracing_lock, warnings.catch_warnings():
-        # torch's deep copy of pytree specs emits a warning (2.13).
+        # torch 2.13's deep copy of pytree specs emits a warning.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
         whole: ExportedProgram = program.run_decompositions(table)
     return whole

@@ -1,7 +1,7 @@
-"""``on_cpu``: a program as if it had been exported on the CPU.
+"""Move exported programs to the CPU.
 
-``torch.export.passes.move_to_device_pass`` (2.13) changes the program that it is given, separates
-tensors that share memory, writes devices as strings and loses offsets of views.
+``torch.export.passes.move_to_device_pass`` (2.13) mutates its argument, separates tensors that
+share memory, replaces devices by strings and loses offsets of views.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _CPU = torch.device("cpu")
 
 
 def on_cpu(exported_program: ExportedProgram) -> ExportedProgram:
-    """Return ``exported_program`` as if it had been exported on the CPU.
+    """Return a program as if it had been exported on the CPU.
 
-    Values, weights, example inputs and the devices that operators are given are those of the CPU;
-    what shares memory still does. Autocast depends on the device, so a program with regions of it
-    is decomposed first, by an empty table.
+    Values, weights, example inputs and device arguments are moved; shared memory stays shared.
+    Autocast depends on the device, so programs with autocast regions are decomposed first, with an
+    empty table.
 
     Args:
-        exported_program: A program straight from ``torch.export``; not changed, and returned
-            itself if it has no other device.
+        exported_program: A program from ``torch.export``; not changed, and returned itself if it
+            is on the CPU.
 
     Raises:
-        DecomposeError: A value is a sparse or quantized tensor, or a region of autocast
-            cannot be decomposed.
+        DecomposeError: A value is a sparse or quantized tensor, or an autocast region cannot be
+            decomposed.
     """
     return methods_on_cpu({"forward": exported_program})["forward"]
 
 
 def methods_on_cpu(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
-    """Return programs as ``on_cpu`` does; tensors that share memory between programs still do.
+    """Return programs as ``on_cpu`` does; memory shared between programs stays shared.
 
     Args:
-        programs: By name, such as the methods of one file.
+        programs: By name, such as the methods of a file.
 
     Raises:
         DecomposeError: As in ``on_cpu``.
@@ -70,9 +70,9 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
     autocasts = [node for node in _nodes(program) if "autocast" in str(node.target)]
     for device, _, is_enabled, *_ in (node.args for node in autocasts if len(node.args) > 2):
         if is_enabled and not torch.get_device_module(str(device)).is_available():
-            # torch turns it off with a warning, and results have other dtypes than recorded.
+            # torch would disable autocast with a warning, which changes dtypes.
             raise DecomposeError(
-                f"a region of autocast needs {device}, which is not available: decompose the "
+                f"an autocast region needs {device}, which is not available: decompose the "
                 "program where it was exported"
             )
     if autocasts:
@@ -98,7 +98,7 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
         if "val" in node.meta:
             node.meta["val"] = pytree.tree_map(moved_value, node.meta["val"])
     for gm in graphs_of(moved.graph_module):
-        # Devices among the arguments are part of the code.
+        # Device arguments are part of the generated code.
         gm.recompile()
     set_program_parts(
         moved,
@@ -115,7 +115,7 @@ def _nodes(program: ExportedProgram) -> Iterator[Node]:
 
 
 def _is_on_cpu(value: Any) -> bool:
-    # Called for every program: pytree takes three times as long.
+    # Called for every program; pytree is three times slower.
     if isinstance(value, tuple | list):
         return all(map(_is_on_cpu, value))
     if isinstance(value, dict):
@@ -126,15 +126,15 @@ def _is_on_cpu(value: Any) -> bool:
 
 
 class _MovedTensors:
-    """Copies of tensors on the CPU; copies of tensors that share memory share it."""
+    """CPU copies of tensors, which share memory as the originals do."""
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
-        # Kept alive, so that no other storage gets the same identity.
+        # Keeps storages alive, because their ids are keys.
         self._originals: list[torch.Tensor] = []
 
     def of(self, value: Any) -> Any:
-        """Return ``value`` on the CPU; anything but a tensor is returned as it is."""
+        """Return a tensor on the CPU, or other values unchanged."""
         if _is_on_cpu(value):
             return value
         identity = storage_identity(value)

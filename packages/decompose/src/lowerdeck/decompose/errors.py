@@ -8,11 +8,11 @@ class DecomposeError(Exception):
 
 
 class WholeProgramError(DecomposeError):
-    """Reason to decompose a program by ``run_decompositions`` instead of call by call.
+    """Reason for the fallback to ``run_decompositions``.
 
     ``decompose`` catches it; ``explain`` returns its message.
     """
 
 
 class TemplateError(WholeProgramError):
-    """Failure of a call that is traced alone: ``run_decompositions`` may fail as well."""
+    """Exception in the trace of a call; ``run_decompositions`` may fail as well."""

@@ -1,7 +1,7 @@
-"""Functional form of programs whose writes are calls such as ``relu_`` on values without aliases.
+"""Fast functionalization for in-place calls such as ``relu_`` on values without aliases.
 
-Activations and residual sums are most of the writes in models of images. Nothing but the value
-itself shows that memory, so that each call becomes its functional variant, and no call is traced.
+Most writes of vision models are activations and residual sums. Without aliases, each call is
+replaced by its functional variant, and nothing is traced.
 """
 
 from __future__ import annotations
@@ -26,16 +26,12 @@ from lowerdeck.torch_base import (
 
 
 def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
-    """Return a copy of a program in which functional calls replace those that write in place.
+    """Return a copy of a program with functional variants of in-place calls.
 
-    Nodes keep their names, metadata and order.
-
-    Args:
-        program: Any program; not changed.
+    Node names, metadata and order are unchanged.
 
     Returns:
-        The copy, which shares all tensors; None where memory is written that has other names, or
-        in other ways.
+        The copy, which shares all tensors; None if written memory has aliases, or other writes.
     """
     if any(map(writes_in_place, list(graphs_of(program.graph_module))[1:])):
         return None
@@ -62,11 +58,11 @@ def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
 
 
 def _variant(node: Node, variants_by_kind: dict[Any, OpOverload | None]) -> OpOverload | None:
-    """Return the functional variant of a call whose result it has, in sizes, strides and dtype.
+    """Return the functional variant of a call, or None if its result's metadata differs.
 
     Args:
-        node: A call that writes in place.
-        variants_by_kind: Cache of variants by kind of call; updated in place.
+        node: An in-place call.
+        variants_by_kind: Cache of variants; updated in place.
     """
     if not isinstance(node.target, OpOverload) or not node.args:
         return None
@@ -82,7 +78,7 @@ def _variant(node: Node, variants_by_kind: dict[Any, OpOverload | None]) -> OpOv
 
 
 def _checked_variant(node: Node, facts: tuple[Any, ...]) -> OpOverload | None:
-    # A comparison in place keeps the dtype of its first argument; its variant returns bool.
+    # In-place comparisons keep their argument's dtype; functional variants return bool.
     variant = functional_variant(node.target)
     if variant is None:
         return None

@@ -1,8 +1,8 @@
-"""Inner tensors of tensor subclasses (torchao) as inputs of a program.
+"""Replace tensor subclasses (torchao) by their inner tensors as inputs of a program.
 
-``torch.export`` has traced through most such classes: the graph reads only inner tensors of the
-parameter, by calls of ``export.access_subclass_inner_tensor``. New placeholders replace these
-calls, under the names that ``run_decompositions`` uses.
+``torch.export`` traces through most subclasses: graphs read only inner tensors, with
+``export.access_subclass_inner_tensor``. New placeholders, named as by ``run_decompositions``,
+replace these calls.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from lowerdeck.torch_base import (
 )
 
 _ACCESS = "export.access_subclass_inner_tensor.default"
-_PREFIXES = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b"}
+_NAME_PREFIXES = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b"}
 
 
 def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
-    """Return a program that takes inner tensors of tensor subclasses as separate inputs.
+    """Return a program with inner tensors of tensor subclasses as separate inputs.
 
-    It is what ``run_decompositions({})`` does to such parameters, without tracing anything again.
-    A program in which no parameter is a tensor subclass, or one is read as a whole, is returned
-    as it is.
+    The same as ``run_decompositions({})`` does, without a trace. Programs without subclass
+    parameters, or with a node that reads one directly, are returned unchanged.
 
     Args:
         program: Any program; not changed. Memory is shared.
@@ -58,14 +57,16 @@ def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
         tensors = state_dict if spec.target in state_dict else constants
         tensor = tensors.pop(spec.target)
         module, _, name = spec.target.rpartition(".")
-        # The names that torch.nn.utils.parametrize, and so run_decompositions, gives them.
+        # Names of torch.nn.utils.parametrize, which run_decompositions uses.
         stem = f"{module}.parametrizations.{name}.original".lstrip(".")
         for count, (path, inner) in enumerate(_leaves(tensor)):
             target = f"{stem}{count}"
             tensors[target] = _as_parameter(inner, tensor)
-            placeholder = _placeholder(node, path, f"{_PREFIXES.get(spec.kind, 'c')}_{target}")
+            placeholder = _placeholder(
+                node, path, f"{_NAME_PREFIXES.get(spec.kind, 'c')}_{target}"
+            )
             specs.append(replace(spec, arg=TensorArgument(name=placeholder.name), target=target))
-        # Its readers have no users any more.
+        # All users are replaced.
         _erase(node)
     signature = ExportGraphSignature(specs, list(program.graph_signature.output_specs))
     set_program_parts(
@@ -75,11 +76,7 @@ def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
 
 
 def subclass_reader(program: ExportedProgram) -> tuple[str, Node] | None:
-    """Return the name of a tensor subclass and a node that reads it as a whole, or None.
-
-    Args:
-        program: Exported, decomposed or not.
-    """
+    """Return a tensor subclass's name and a node that reads it directly, or None."""
     placeholders = program.graph.find_nodes(op="placeholder")
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
         target = str(spec.target)
@@ -93,11 +90,7 @@ def subclass_reader(program: ExportedProgram) -> tuple[str, Node] | None:
 
 
 def is_subclass(tensor: object) -> bool:
-    """Return whether an object is a traceable wrapper subclass of a tensor.
-
-    Args:
-        tensor: Any object; None is allowed.
-    """
+    """Return whether an object is a traceable wrapper subclass."""
     return isinstance(tensor, torch.Tensor) and is_traceable_wrapper_subclass(tensor)
 
 
@@ -112,7 +105,7 @@ def _whole_reader(node: Node) -> Node | None:
 
 
 def _leaves(tensor: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the plain tensors inside a tensor subclass, with the attributes that lead to each."""
+    """Yield the plain tensors in a tensor subclass, each with its attribute path."""
     for name in tensor.__tensor_flatten__()[0]:
         inner = getattr(tensor, name)
         if is_subclass(inner):
@@ -122,7 +115,7 @@ def _leaves(tensor: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def _as_parameter(inner: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return an inner tensor, as a parameter if the tensor subclass is one."""
+    """Return an inner tensor, as a parameter if the subclass is one."""
     if not isinstance(tensor, torch.nn.Parameter):
         return inner
     differentiable = tensor.requires_grad and inner.is_floating_point()
@@ -130,7 +123,7 @@ def _as_parameter(inner: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _placeholder(node: Node, path: tuple[str, ...], name: str) -> Node:
-    """Add a placeholder for an inner tensor; replace the calls that read it."""
+    """Return a new placeholder for an inner tensor, which replaces its access calls."""
     fake, readers = node.meta["val"], [node]
     for attribute in path:
         fake = getattr(fake, attribute)

@@ -1,4 +1,4 @@
-"""Checks of the operators that ``keep`` names."""
+"""Validation of ``keep``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lowerdeck.decompose.errors import DecomposeError
 from lowerdeck.torch_base import OpOverload, returns_alias, written_arguments
 
 Keep = Iterable[OpOverload] | Mapping[OpOverload, Callable[[Node], bool] | None]
-"""Operators that stay whole; in a mapping, with a predicate on calls, or None for all calls."""
+"""Operators that are not decomposed; a mapping may have a predicate on calls, or None for all."""
 
 
 def can_keep(operator: object, *, some: bool = False) -> bool:
-    """Return whether ``keep`` may name ``operator``.
+    """Return whether ``keep`` may contain ``operator``.
 
-    torch decomposes at once what may return its argument or a view of it, or writes.
+    torch always decomposes composites that mutate or return an alias.
 
     Args:
-        operator: An overload of an operator; anything else cannot be kept.
-        some: True if only some of its calls are kept.
+        operator: An operator overload; other objects cannot be kept.
+        some: Whether only some calls are kept.
     """
     if not isinstance(operator, OpOverload):
         return False
@@ -32,27 +32,26 @@ def can_keep(operator: object, *, some: bool = False) -> bool:
 
 
 def check_kept(operator: Any, which: Any) -> None:
-    """Raise an error for an invalid entry of ``keep``.
+    """Validate an entry of ``keep``.
 
     Args:
-        operator: The key of the entry.
-        which: Its predicate, or None for all calls.
+        which: Predicate on calls, or None for all.
 
     Raises:
         DecomposeError: The operator cannot be kept, or cannot be kept for some calls only.
     """
     if not isinstance(operator, OpOverload):
         raise DecomposeError(
-            f"keep names {operator!r}, not an overload of an operator: give overloads, such as "
+            f"keep contains {operator!r}; expected operator overloads, such as "
             "torch.ops.aten.linear.default"
         )
     if which is not None and not callable(which):
         raise DecomposeError(
-            f"keep has {which!r} for {operator}, expected a predicate on nodes, or None for all "
+            f"keep has {which!r} for {operator}; expected a predicate on nodes, or None for all "
             "calls"
         )
     if not can_keep(operator, some=which is not None):
         raise DecomposeError(
-            f"{operator} cannot be kept{'' if which is None else ' in part'}: it may return its "
-            "argument or a view of it, or writes; leave it out of keep"
+            f"{operator} cannot be kept{'' if which is None else ' in part'}: it mutates or "
+            "may return an alias; remove it from keep"
         )

@@ -1,6 +1,6 @@
-"""Calls on dynamic sizes whose decomposition and result are known without a trace.
+"""Known decompositions of calls with dynamic sizes.
 
-A trace takes 20 to 100 ms, nearly all of it in symbolic guards.
+They save traces, which take 20 to 100 ms, mostly for symbolic guards.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from lowerdeck.decompose.untraced import CONVOLUTION, convolution
 from lowerdeck.torch_base import core_decompositions, hint_of, varies
 
 _ATEN = torch.ops.aten
-_SHAPED = frozenset({_ATEN.reshape.default, _ATEN.flatten.using_ints, _ATEN.contiguous.default})
+_RESHAPES = frozenset({_ATEN.reshape.default, _ATEN.flatten.using_ints, _ATEN.contiguous.default})
 _CONVOLUTIONS = frozenset({_ATEN.conv1d.default, _ATEN.conv2d.default, _ATEN.conv3d.default})
-KNOWN = frozenset({*_SHAPED, *_CONVOLUTIONS, _ATEN.transpose.int, _ATEN.dropout.default})
-"""Operators that may become a copy and a view, or one call of another operator."""
+KNOWN = frozenset({*_RESHAPES, *_CONVOLUTIONS, _ATEN.transpose.int, _ATEN.dropout.default})
+"""Operators that become a copy and a view, or one call of another operator."""
 _CONTIGUOUS: Mapping[str, Any] = MappingProxyType({"memory_format": torch.contiguous_format})
 
 Step = tuple[Any, tuple[Any, ...], Mapping[str, Any], TensorFacts | None]
-"""An operator, its arguments after the tensor, those by name; its result if not as recorded."""
+"""Operator, arguments after the tensor, keyword arguments, and result unless as recorded."""
 
 
 def has_known_parts(rules: Rules) -> bool:
-    """Return whether rules decompose these operators as torch does by default."""
+    """Return whether ``rules`` decompose ``KNOWN`` operators as torch does by default."""
     parts = (_ATEN.view.default, _ATEN.permute.default, _ATEN.clone.default, CONVOLUTION)
     default = core_decompositions()
     return all(map(rules.leaves, parts)) and all(
@@ -43,16 +43,16 @@ def has_known_parts(rules: Rules) -> bool:
 def known_steps(
     node: Node, args: Sequence[Any], before: TensorFacts, symbol: Callable[[Any], Any]
 ) -> list[Step] | None:
-    """Return the calls that replace a call, each on the result of the previous one.
+    """Return a chain of calls that replaces a call.
 
     Args:
-        node: A call of one of the operators, as recorded.
-        args: Its arguments after the tensor, in the new graph.
-        before: The facts of the tensor.
+        node: Original call of a ``KNOWN`` operator.
+        args: Arguments after the tensor, in the new graph.
+        before: Facts of the tensor.
         symbol: Returns the new node of a symbol, or None.
 
     Returns:
-        The calls, none if the call changes nothing; None if a trace is needed.
+        The calls, empty for a no-op; None if a trace is needed.
     """
     after = TensorFacts.of(node.meta["val"])
     if node.target is _ATEN.dropout.default:
@@ -72,7 +72,7 @@ def known_steps(
         return None
     steps: list[Step] = []
     if is_contiguous and not was_contiguous:
-        # A view of a tensor that is not contiguous is never contiguous.
+        # Views of non-contiguous tensors are never contiguous.
         copied = replace(before, stride=_strides(before.shape))
         steps.append((_ATEN.clone.default, (), _CONTIGUOUS, copied))
     if node.target is _ATEN.contiguous.default:
@@ -82,13 +82,13 @@ def known_steps(
 
 
 def _sizes(shape: Sequence[Any], symbol: Callable[[Any], Any]) -> list[Any] | None:
-    """Return sizes for a view, at most one of which it infers; None if that is too few."""
+    """Return sizes for a view with at most one inferred size, or None if more are unknown."""
     nodes = [symbol(size) if varies(size) else size for size in shape]
     return [-1 if size is None else size for size in nodes] if nodes.count(None) < 2 else None
 
 
 def _is_contiguous(facts: TensorFacts) -> bool | None:
-    """Return whether a tensor is contiguous, without a symbolic guard; None if unknown."""
+    """Return whether a tensor is contiguous, or None if that needs a guard."""
     expected = _strides(facts.shape)
     if facts_key(replace(facts, stride=expected)) == facts_key(facts):
         return True

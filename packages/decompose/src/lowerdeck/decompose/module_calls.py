@@ -1,4 +1,4 @@
-"""Signatures of preserved module calls, renamed to the new graph's nodes."""
+"""Rename signatures of preserved module calls to the new graph's nodes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lowerdeck.decompose.calls.memory import Value
 
 
 def named_nodes(entries: Sequence[ModuleCallEntry], env: Mapping[Node, Any]) -> dict[str, Node]:
-    """Return the new node of each value that a signature names, by the name of the old one.
+    """Return the new node of each value in the signatures, by old name.
 
-    torch finds a value by ``from_node``, which fails where nothing reads it, or where it is one of
-    several results, and then torch refuses its own program.
+    torch looks values up by ``from_node``, which fails for unused values and for elements of
+    multi-output ops; torch then rejects its own program.
 
     Args:
-        entries: The calls that the program records.
-        env: The value of each node of the original graph.
+        entries: Module calls of the program.
+        env: Value of each original node.
     """
     named = {
         argument.name
@@ -40,11 +40,11 @@ def named_nodes(entries: Sequence[ModuleCallEntry], env: Mapping[Node, Any]) -> 
 def renamed_entries(
     entries: Sequence[ModuleCallEntry], nodes: Mapping[str, Node]
 ) -> list[ModuleCallEntry]:
-    """Return the preserved calls of the new program.
+    """Return the preserved module calls of the new program.
 
     Args:
-        entries: Preserved calls of the original program.
-        nodes: As ``named_nodes`` returns them; names may have changed since.
+        entries: Module calls of the original program.
+        nodes: Result of ``named_nodes``; names may have changed since.
     """
     names = {name: node.name for name, node in nodes.items()}
 

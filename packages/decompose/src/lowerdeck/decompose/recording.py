@@ -1,4 +1,4 @@
-"""The trace of one call, and arguments as torch's dispatcher passes them."""
+"""Trace of one call, and normalized arguments."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from lowerdeck.torch_base import OpOverload, schema_of
 
 @dataclass(slots=True)
 class Recording:
-    """The trace of one call.
+    """Trace of one call.
 
     Attributes:
-        graph: A functional graph of its tensors and symbols, without output.
-        inputs: The placeholders, in the order of the inputs.
-        result: The returned tree, with nodes for tensors and symbols.
-        written: The new values of the inputs that it wrote, by position.
-        returned: Inputs that were returned themselves, by position among the leaves of the result.
-        shared: Inputs that a leaf shares memory with, by position of the leaf.
-        alone: Positions of leaves that share memory with no input and no other leaf.
+        graph: Functional graph without output node.
+        inputs: Placeholders in input order.
+        result: The result tree, with nodes for tensors and symbols.
+        written: New values of mutated inputs, by position.
+        returned: Index of the input that a result leaf is, by position of the leaf.
+        shared: Inputs that a result leaf aliases, by position of the leaf.
+        unaliased: Positions of leaves that alias no input and no other leaf.
         differentiable: Positions of leaves that require gradients.
-        unbacked: Whether it created sizes that are known only when the program runs.
-        tokens: Whether it has effects that torch orders by tokens.
+        unbacked: Whether unbacked symbols were created.
+        tokens: Whether effect tokens are used.
     """
 
     graph: Graph
@@ -34,22 +34,22 @@ class Recording:
     written: dict[int, Node] = field(default_factory=dict)
     returned: dict[int, int] = field(default_factory=dict)
     shared: dict[int, list[int]] = field(default_factory=dict)
-    alone: set[int] = field(default_factory=set)
+    unaliased: set[int] = field(default_factory=set)
     differentiable: set[int] = field(default_factory=set)
     unbacked: bool = False
     tokens: bool = False
 
 
 def eliminate_dead_code(graph: Graph, kept: Container[Node] = ()) -> None:
-    """Erase calls that no node reads.
+    """Erase unused calls.
 
     Args:
-        kept: Calls that stay although no node reads them.
+        kept: Unused calls that stay.
     """
-    # ``Graph.eliminate_dead_code`` checks the graph first, and whether each node is impure.
+    # ``Graph.eliminate_dead_code`` is slower: it lints the graph and checks each node.
     for node in reversed(graph.nodes):
         is_dead = not node.users and node.op == "call_function" and node not in kept
-        # Random operators are impure: dropping one would change the numbers drawn after it.
+        # Random operators are impure: removing one would change later random numbers.
         if is_dead and not node.is_impure():
             graph.erase_node(node)
 
@@ -57,16 +57,16 @@ def eliminate_dead_code(graph: Graph, kept: Container[Node] = ()) -> None:
 def as_dispatched(
     operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call as torch's dispatcher passes them, without defaults."""
-    left = dict(kwargs)
+    """Return the arguments of a call as the dispatcher passes them, without defaults."""
+    remaining = dict(kwargs)
     positional: list[Any] = []
     named: dict[str, Any] = {}
     needed = 0
     for index, argument in enumerate(schema_of(operator).arguments):
-        if index >= len(args) and not left:
+        if index >= len(args) and not remaining:
             break
-        passed = args[index] if index < len(args) else left.pop(argument.name, _MISSING)
-        # An optional argument without a default has the default value None all the same.
+        passed = args[index] if index < len(args) else remaining.pop(argument.name, _MISSING)
+        # Optional arguments without a default have the default value None.
         is_default = passed is _MISSING or (
             argument.has_default_value()
             and type(passed) is type(argument.default_value)

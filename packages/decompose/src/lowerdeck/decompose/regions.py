@@ -1,4 +1,4 @@
-"""Calls of higher-order operators, whose arguments are graphs."""
+"""Calls of higher-order operators, whose arguments are subgraphs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lowerdeck.decompose.walk import State, Walk
 from lowerdeck.decompose.writer import Writer
 from lowerdeck.torch_base import attribute_of, pytree
 
-_BODIES = frozenset({"cond", "while_loop", "map_impl", "scan", "associative_scan"})
+_CONTROL_FLOW = frozenset({"cond", "while_loop", "map_impl", "scan", "associative_scan"})
 _DELEGATE = "executorch_call_delegate"
-# Outside of such regions all is traced without gradients.
+# The default of traces is no_grad.
 _GRAD: State = ((("grad", True), torch.enable_grad),)
 
 
 class Regions:
-    """Converts calls of higher-order operators in one graph.
+    """Converter of calls of higher-order operators in one graph.
 
     Attributes:
-        root: Module of the nested graphs.
+        root: Module that owns the subgraphs.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,10 @@ class Regions:
         """Return the module of a get_attr node.
 
         Args:
-            gm: The graph module of the node.
+            gm: Graph module of the node.
 
         Raises:
-            WholeProgramError: It is not a module.
+            WholeProgramError: The attribute is not a module.
         """
         value = attribute_of(gm, node)
         if isinstance(value, torch.nn.Module):
@@ -49,10 +49,10 @@ class Regions:
         raise WholeProgramError(f"{node.name!r} reads an attribute of type {type(value).__name__}")
 
     def call(self, walk: Walk, node: Node, args: Any, kwargs: Any) -> Any:
-        """Return the result of a call of a higher-order operator in the new graph.
+        """Return the result of a higher-order call in the new graph.
 
         Args:
-            walk: Converts the graph of the call.
+            walk: Converter of the graph of the call.
             node: A call of the original graph.
             args: Trees of values, nodes and constants.
 
@@ -71,17 +71,17 @@ class Regions:
                 torch.autocast, device, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled
             )
             return _inlined(walk, body, args[5:], ((("autocast", *mode), enter),))
-        if name not in _BODIES and name != _DELEGATE and target is not WRITING_CUSTOM:
+        if name not in _CONTROL_FLOW and name != _DELEGATE and target is not WRITING_CUSTOM:
             raise WholeProgramError(f"{node.name!r} calls the higher-order operator {target}")
-        # A lowered module stays as it is.
-        convert = partial(_body, walk) if name in _BODIES else lambda module: module
+        # Lowered modules are unchanged.
+        convert = partial(_body, walk) if name in _CONTROL_FLOW else lambda module: module
         arguments = self._registered(walk, node, args, convert)
         return walk.copy_unchanged(node, arguments, kwargs)
 
     def _registered(
         self, walk: Walk, node: Node, args: Any, convert: Callable[[Any], torch.nn.Module]
     ) -> tuple[Any, ...]:
-        """Return arguments with get_attr nodes for the new nested graphs."""
+        """Return arguments with get_attr nodes for the new subgraphs."""
         new_args = []
         for source, value in zip(node.args, args, strict=True):
             if not isinstance(value, torch.nn.Module):
@@ -89,11 +89,11 @@ class Regions:
                 continue
             name = self._names.get(value, "")
             if not name:
-                name = own = str(source.target)  # type: ignore[union-attr]
+                name = base = str(source.target)  # type: ignore[union-attr]
                 number = 1
-                # An inlined region may have another module under the same name.
+                # Inlined regions may have other modules of the same name.
                 while hasattr(self.root, name):
-                    name, number = f"{own}_{number}", number + 1
+                    name, number = f"{base}_{number}", number + 1
                 self.root.add_module(name, convert(value))
                 self._names[value] = name
             reference = walk.writer.graph.create_node("get_attr", name, name=name)
@@ -103,14 +103,14 @@ class Regions:
 
 
 def _inlined(walk: Walk, body: GraphModule, operands: Any, state: State) -> Any:
-    """Return the results of a region that is inlined in the graph."""
+    """Return the results of an inlined region."""
     placeholders = body.graph.find_nodes(op="placeholder")
     inner = Walk(walk.writer, walk.templates, walk.regions, (*walk.state, *state))
     return inner.run(body, dict(zip(placeholders, operands, strict=True)))
 
 
 def _body(walk: Walk, body: Any) -> GraphModule:
-    """Return a nested graph, decomposed."""
+    """Return a decomposed subgraph."""
     placeholders = body.graph.find_nodes(op="placeholder")
     writer = Writer(Graph(), walk.templates.fakes)
     inner = Walk(writer, walk.templates, Regions(), walk.state)
@@ -118,7 +118,7 @@ def _body(walk: Walk, body: Any) -> GraphModule:
     inputs = [value for value in env.values() if isinstance(value, Value)]
     results = inner.run(body, env)
     last = body.graph.output_node()
-    # Control flow passes values: torch refuses mutated and aliased inputs of branches.
+    # torch rejects control flow with mutated or aliased inputs.
     if any(value.memory.generation for value in inputs):
         raise WholeProgramError("a region writes its input")
     memories = {id(value.memory) for value in inputs}

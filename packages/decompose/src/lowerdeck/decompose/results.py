@@ -13,11 +13,10 @@ from torch.fx import GraphModule
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A decomposed program, before it is assembled to an ``ExportedProgram``.
+    """Parts of a decomposed program, to be assembled to an ``ExportedProgram``.
 
     Attributes:
-        graph_module: The functional graph, with those of its control flow inside.
-        graph_signature: Kinds of its inputs and outputs.
+        graph_module: The functional graph, with subgraphs of control flow.
         state_dict: Parameters and persistent buffers, shared with the original program.
         constants: Lifted constants and other buffers, shared with the original program.
     """
@@ -30,15 +29,14 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How ``decompose`` converts a program, and why.
+    """Statistics of ``decompose``.
 
     Attributes:
-        reason: Why torch has to trace the whole program; None where each distinct call is traced.
-        traces: How many distinct calls were traced; calls that stay as they are need no trace.
-        copies: How many calls are copies of one that was traced before; those that become
-            themselves need no trace and are not counted.
-        failed: Whether the reason is an exception that a trace raised: a fault of a rule, of
-            torch or of this package.
+        reason: Why ``run_decompositions`` traces the whole program; None if calls are traced.
+        traces: Number of traced distinct calls; unchanged calls need no trace.
+        copies: Number of calls copied from a previous trace, without unchanged calls.
+        failed: Whether the reason is an exception in a trace, by a fault of a rule, torch or this
+            package.
     """
 
     reason: str | None
@@ -52,7 +50,7 @@ class Explanation:
         return f"{self.traces} distinct calls traced, {self.copies} copied"
 
 
-# torch's verifier computes the set of all buffers once for each mutated one.
+# torch's verifier computes the set of all buffers for each mutated one.
 CachedSignature: Any = type(
     "CachedSignature",
     (ExportGraphSignature,),
@@ -62,4 +60,4 @@ CachedSignature: Any = type(
         if isinstance(member, property) and member.fget is not None
     },
 )
-"""A signature that computes each of its properties once; for as long as it is not changed."""
+"""Signature that caches its properties; it must not be changed."""

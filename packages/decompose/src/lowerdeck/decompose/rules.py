@@ -1,4 +1,4 @@
-"""Tables of decompositions, in the two halves that torch's tracing needs."""
+"""Decomposition tables, split as torch's tracing requires."""
 
 from __future__ import annotations
 
@@ -27,38 +27,37 @@ Table = Mapping[OperatorBase, Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Decomposition rules by operator, in the two tables that torch's tracing takes.
+    """Decomposition rules by operator, in the two tables of torch's tracing.
 
     Attributes:
-        others: Rules for operators that are not composite.
-        composites: Rules for composite operators; one that returns ``NotImplemented``, as
-            ``keep_whole`` does, keeps its operator whole.
-        by_result: Whether rules read the recorded result of the call, from
-            ``torch.fx.traceback.get_current_meta()["val"]``: calls with other results are then
-            distinct.
-        chosen: By operator, a predicate that selects calls that stay whole.
+        others: Rules for non-composite operators.
+        composites: Rules for composite operators, which keep a call by returning
+            ``NotImplemented``, as ``keep_whole`` does.
+        by_result: Whether rules read the recorded result from
+            ``torch.fx.traceback.get_current_meta()["val"]``, which distinguishes calls by result.
+        chosen: Predicate by operator that selects calls to keep.
     """
 
     others: Table
     composites: Table
     by_result: bool = False
-    # Calls that it keeps are copied without a template, so that cache keys leave it out.
+    # Not in cache keys: selected calls are copied without a template.
     chosen: Mapping[Any, Callable[[Node], bool]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, table: Table | None, keep: Keep = ()) -> Rules:
-        """Return the rules of ``table`` and ``keep``.
+        """Return rules from ``table`` and ``keep``.
 
         Args:
-            table: As ``ExportedProgram.run_decompositions`` takes it: core ATen for None; with a
-                table, composite operators that it does not name are kept.
-            keep: Operators that stay whole whatever the table says.
+            table: As for ``ExportedProgram.run_decompositions``: core ATen by default; composite
+                operators that are not in the table are kept.
+            keep: Operators that are not decomposed.
 
         Raises:
             DecomposeError: An operator cannot be kept.
         """
         if not isinstance(keep, Iterable):
-            raise DecomposeError(f"found {keep!r} as keep, expected a collection of operators")
+            raise DecomposeError(f"found {keep!r} as keep; expected a collection of operators")
         predicates = dict(keep) if isinstance(keep, Mapping) else dict.fromkeys(keep)
         for operator, which in predicates.items():
             check_kept(operator, which)
@@ -74,7 +73,7 @@ class Rules:
         )
 
     def as_table(self) -> dict[OperatorBase, Callable[..., Any]]:
-        """Return these rules as ``run_decompositions`` takes them."""
+        """Return the rules as a table for ``run_decompositions``."""
         composites = filter(is_preservable, default_decompositions().materialize())
         own = {op: rule for op in composites for rule in own_rule(op).values()}
         own_rules = {op: rule for op, rule in self.composites.items() if rule is not keep_whole}
@@ -83,22 +82,18 @@ class Rules:
         return {op: rule for op, rule in table.items() if op not in kept}
 
     def keeps_call(self, call: Node) -> bool:
-        """Return whether a predicate selects this call to stay whole.
+        """Return whether a predicate of ``keep`` selects this call.
 
         Args:
-            call: A node of the original graph.
+            call: Node of the original graph.
         """
         which = self.chosen.get(call.target) if self.chosen else None
         return which is not None and bool(which(call))
 
     def leaves(self, operator: object) -> bool:
-        """Return whether a trace of a call of ``operator`` is known to be that call alone.
+        """Return whether a call of ``operator`` is known to decompose to itself.
 
-        Operators that ``calls_no_others`` names have no kernels that would call others (a test
-        holds it); of composite operators the rules say so.
-
-        Args:
-            operator: The target of a call.
+        For composites the rules determine it, for others ``calls_no_others``.
         """
         return (
             isinstance(operator, OpOverload)
@@ -107,7 +102,7 @@ class Rules:
         )
 
     def keeps(self, operator: OpOverload) -> bool:
-        """Return whether tracing records a call of ``operator`` unchanged."""
+        """Return whether a trace records calls of ``operator`` unchanged."""
         if operator in self.others:
             return False
         rule = self.composites.get(operator)
@@ -115,31 +110,31 @@ class Rules:
 
 
 _ATEN = torch.ops.aten
-# Their kernels call no others either, although they lack both tags (2.13; a test traces them).
+# These call no others either, but lack both tags (torch 2.13; tested by traces).
 _UNTAGGED = frozenset(
     {_ATEN.fill.Tensor, _ATEN.roll.default, _ATEN.t.default, _ATEN.transpose.int}
 )
 
 
 def calls_no_others(operator: OpOverload) -> bool:
-    """Return whether no kernel of ``operator`` for autograd or functionalization calls others."""
+    """Return whether no autograd or functionalization kernel of ``operator`` calls others."""
     if torch.Tag.core in operator.tags or operator in _UNTAGGED:
         return True
-    # A few have kernels in Python.
+    # A few have Python kernels.
     return torch.Tag.pointwise in operator.tags and not any(
         "Autograd" in str(key) for key in operator.py_kernels
     )
 
 
 def keep_whole(*_: Any, **__: Any) -> Any:
-    """Keep a composite operator whole: a rule for ``Rules.composites``, which ``Rules`` knows."""
+    """Return ``NotImplemented``: the rule of ``Rules.composites`` that keeps an operator."""
     return NotImplemented
 
 
 @cache
 def _default() -> tuple[Table, Table]:
-    # torch's table has a rule for each of 500 composite operators, equal to what they do without
-    # one, and overriding all of them takes half of the time of a retrace.
+    # torch's table has rules for 500 composites that equal their default decomposition; overriding
+    # all of them takes half of the time of a retrace.
     composites = {op: rule for op, rule in core_decompositions().items() if is_preservable(op)}
     others = {op: rule for op, rule in core_decompositions().items() if op not in composites}
     return others, {**dict.fromkeys(KEPT_COMPOSITES, keep_whole), **composites}
@@ -150,7 +145,7 @@ def _split(table: Table) -> tuple[Table, Table]:
         table = table.copy().materialize()
     operators = (*default_decompositions().materialize(), *KEPT_COMPOSITES, *table)
     composites: dict[OperatorBase, Callable[..., Any]] = {}
-    # torch keeps composites that a table does not name.
+    # torch keeps composites that are not in the table.
     for operator in filter(is_preservable, operators):
         if operator not in table:
             composites[operator] = keep_whole
@@ -161,6 +156,6 @@ def _split(table: Table) -> tuple[Table, Table]:
 
 
 def _is_default_decomposition(rule: Callable[..., Any]) -> bool:
-    """Return whether a rule for a composite operator equals torch's default."""
+    """Return whether a composite's rule is torch's default."""
     function = getattr(rule, "func", rule)
     return getattr(function, "__name__", "") == "_special_op_to_decompose_cia"

@@ -1,4 +1,4 @@
-"""Inputs, outputs and signature of the new program."""
+"""Outputs and signature of the new program."""
 
 from __future__ import annotations
 
@@ -38,35 +38,35 @@ _MUTATION_OF = {
     InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,
 }
 _MUTATIONS = frozenset(_MUTATION_OF.values())
-_CALLS = _MUTATIONS | {OutputKind.USER_OUTPUT}
+_SUPPORTED_OUTPUTS = _MUTATIONS | {OutputKind.USER_OUTPUT}
 
 
 def add_output(
     program: ExportedProgram, walk: Walk, placeholders: Mapping[Node, Any], outputs: Any
 ) -> ExportGraphSignature:
-    """Add the output node to the new graph; return the signature of the graph.
+    """Add the output node to the new graph, and return the graph's signature.
 
     Args:
         program: The program before decomposition.
-        walk: Has converted its graph up to the output.
-        placeholders: Values of its placeholders, with their pending writes.
-        outputs: Values that its output node returns.
+        walk: Converter, which has run up to the output.
+        placeholders: Values of the placeholders, with pending writes.
+        outputs: Values of the output node.
 
     Raises:
-        WholeProgramError: A signature cannot express what it mutates.
+        WholeProgramError: A signature cannot express a mutation.
     """
     old = program.graph_signature
     mutated: dict[str, Value] = {}
-    rest: list[tuple[OutputSpec, Any]] = []
+    user_outputs: list[tuple[OutputSpec, Any]] = []
     for spec, value in zip(old.output_specs, outputs, strict=True):
-        if spec.kind not in _CALLS:
+        if spec.kind not in _SUPPORTED_OUTPUTS:
             raise WholeProgramError(f"an output is a {spec.kind.name}")
         if spec.kind in _MUTATIONS:
             mutated[str(spec.target)] = value
         else:
-            rest.append((spec, value))
-    # Mutations come first in a signature, in the order of the inputs.
-    kept: list[tuple[OutputKind, str, Node]] = []
+            user_outputs.append((spec, value))
+    # Mutations come first in a signature, in input order.
+    mutations: list[tuple[OutputKind, str, Node]] = []
     written: dict[str, int] = {}
     for (node, value), input_spec in zip(placeholders.items(), old.input_specs, strict=True):
         target = str(input_spec.target or node.name)
@@ -76,39 +76,41 @@ def add_output(
         kind = _MUTATION_OF.get(input_spec.kind)
         if kind is None or (is_written and target in mutated):
             raise WholeProgramError(f"{node.name!r} ({input_spec.kind.name}) is written in place")
-        written[node.name] = len(kept)
+        written[node.name] = len(mutations)
         new_value = walk.base(value.memory) if is_written else walk.current(mutated[target])
-        kept.append((kind, target, new_value))
-    results = walk.read([value for _, value in rest])
+        mutations.append((kind, target, new_value))
+    results = walk.read([value for _, value in user_outputs])
     last, graph = program.graph.output_node(), walk.writer.graph
-    output = graph.output((*(node for *_, node in kept), *results))
+    output = graph.output((*(node for *_, node in mutations), *results))
     output.meta.update(last.meta, from_node=[node_source(last)])
-    # All values are read by now, so that no later read refers to an erased copy.
-    buffers = [node for kind, _, node in kept if kind is not OutputKind.USER_INPUT_MUTATION]
+    # No value is read after this, so copies can be erased.
+    buffers = [node for kind, _, node in mutations if kind is not OutputKind.USER_INPUT_MUTATION]
     for node in dict.fromkeys(buffers):
         _erase_copy(node, output)
     nodes: list[Any] = list(output.args[0])
     with graph.inserting_before(output):
         _clone_views_of_written(nodes, written, partial(walk.clone, source=last))
-        _give_each_its_own(nodes, [kind for kind, *_ in kept], partial(walk.clone, source=last))
+        _clone_repeated_values(
+            nodes, [kind for kind, *_ in mutations], partial(walk.clone, source=last)
+        )
     output.args = (tuple(nodes),)
     specs = [
         OutputSpec(kind, TensorArgument(name=node.name), target)
-        for (kind, target, _), node in zip(kept, nodes, strict=False)
+        for (kind, target, _), node in zip(mutations, nodes, strict=False)
     ]
-    for (spec, _), node in zip(rest, nodes[len(kept) :], strict=True):
+    for (spec, _), node in zip(user_outputs, nodes[len(mutations) :], strict=True):
         specs.append(OutputSpec(spec.kind, _argument(spec, node), spec.target))
     return ExportGraphSignature(list(old.input_specs), specs)
 
 
-def _give_each_its_own(
+def _clone_repeated_values(
     nodes: list[Any], kinds: list[OutputKind], clone: Callable[[Node], Node]
 ) -> None:
-    """Clone, in the list, a node that is the new value of a second buffer.
+    """Clone, in the list, nodes that are the new value of two buffers.
 
-    A signature maps the name of an output to one buffer.
+    A signature maps an output name to one buffer.
     """
-    # By kind: an input of the user may take the value of a buffer.
+    # By kind: a user input may take the value of a buffer.
     returned: set[tuple[OutputKind, Node]] = set()
     for position, kind in enumerate(kinds):
         if (kind, nodes[position]) in returned:
@@ -121,7 +123,7 @@ def _clone_views_of_written(
 ) -> None:
     """Clone, in the list, outputs that view an input which an earlier output overwrites.
 
-    ``ExportedProgram.module()`` writes the mutated inputs one by one before it returns.
+    ``ExportedProgram.module()`` writes mutated inputs one by one before it returns.
     """
     new_values = {name: nodes[position] for name, position in written.items()}
     clones: dict[Node, Node] = {}
@@ -137,17 +139,17 @@ def _clone_views_of_written(
 
 
 def _erase_copy(node: Node, output: Node) -> None:
-    """Replace a copy to a buffer, in place, by what is copied."""
+    """Replace a copy to a buffer by its source, in place."""
     if node.target is not torch.ops.aten.copy.default:
         return
     source: Any = node.args[1]
     copied, value = node.meta["val"], source.meta["val"]
     if copied.shape != value.shape or copied.dtype is not value.dtype:
-        # It converts or broadcasts, which torch loses (2.13).
+        # The copy converts or broadcasts, which torch 2.13 loses.
         return
     if node.users.keys() - {output} and copied.stride() != value.stride():
-        # Its readers take views by its strides. torch erases the copy, and then a view of the
-        # source fails or has other elements (2.13).
+        # Users rely on the copy's strides. torch 2.13 erases it, and views of the source then fail
+        # or have other elements.
         return
     node.replace_all_uses_with(source)
     node.graph.erase_node(node)

@@ -1,4 +1,4 @@
-"""The templates of one program, traced on demand."""
+"""Templates of one program, traced on demand."""
 
 from __future__ import annotations
 
@@ -32,27 +32,26 @@ Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class ViewInverse:
-    """The inverse of a view: a function of the viewed tensor and the new elements of the view.
+    """Inverse of a view: a function of the base tensor and the view's new elements.
 
     Attributes:
-        view: The operator of the view.
-        index: Which of several results; None if there is one.
+        view: Operator of the view.
+        index: Index of the result of a multi-output op, else None.
     """
 
     view: Any
     index: int | None
 
     def __call__(self, whole: Any, new: Any, args: Any, kwargs: Any) -> Any:
-        """Return ``whole`` with the view of it replaced.
+        """Return ``whole`` with the elements of the view replaced.
 
         Args:
-            whole: The viewed functional tensor.
-            new: The new elements of the view.
-            args: Arguments of the view, after the first.
-            kwargs: Keyword arguments of the view.
+            whole: The functional base tensor.
+            new: New elements of the view.
+            args: Arguments of the view after the base.
         """
-        seen = self.view(whole, *args, **kwargs)
-        replace_view(seen if self.index is None else seen[self.index], new)
+        result = self.view(whole, *args, **kwargs)
+        replace_view(result if self.index is None else result[self.index], new)
         return whole
 
 
@@ -60,11 +59,10 @@ class Templates:
     """Decompositions of distinct calls.
 
     Args:
-        fakes: Creates the inputs of traces.
-        cache: Shares templates with other programs.
+        fakes: Factory of trace inputs.
 
     Attributes:
-        writes: Whether the program writes in place, so that views need an inverse.
+        writes: Whether the program mutates memory, so that views need inverses.
     """
 
     def __init__(self, rules: Rules, fakes: FakeTensors, cache: DecompositionCache) -> None:
@@ -79,35 +77,34 @@ class Templates:
         self._settings = ExitStack()
 
     def __enter__(self) -> Templates:
-        """Return itself, with the settings of torch that tracing needs."""
+        """Apply torch settings for tracing; return self."""
         self._context = context(self.rules, self.writes)
         self._settings.enter_context(tracing_settings())
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Restore the settings of torch."""
+        """Restore torch settings."""
         self._settings.close()
 
     def find(self, call: Call, contexts: Contexts = (), source: Node | None = None) -> Template:
-        """Return the template of a call, traced if it is the first of its kind.
+        """Return the template of a call, traced at the first use of its key.
 
         Args:
-            call: A call with its key.
-            contexts: Functions that create the contexts around it.
-            source: The original node of this call, for rules that read its result.
+            contexts: Factories of the contexts around the call.
+            source: Original node of the call, for rules that read its result.
 
         Raises:
-            WholeProgramError: It cannot be decomposed alone.
+            WholeProgramError: The call cannot be decomposed separately.
         """
         return (
             self._look_up(call)
-            # What a context changes is known only from a trace.
+            # Contexts such as autocast require a trace.
             or (None if contexts else self._untraced(call))
             or self._trace(call, contexts, source)
         )
 
     def _look_up(self, call: Call) -> Template | None:
-        # The program's own table comes first: with symbols it cannot be shared.
+        # Templates with symbols are only in the program's own dict.
         template = self._own.get(call.key)
         if template is None and call.is_static:
             template = self._shared.get((call.key, self._context))
@@ -124,14 +121,14 @@ class Templates:
 
     def _keep(self, call: Call, template: Template) -> Template:
         self._own[call.key] = template
-        # Symbols belong to the ShapeEnv of one program.
+        # Symbols belong to one program's ShapeEnv.
         if call.is_static and template.is_static:
             self._shared.put((call.key, self._context), template)
         return template
 
     def _trace(self, call: Call, contexts: Contexts, source: Node | None) -> Template:
         if not self.traces:
-            # Only now: overriding takes longer than a program whose templates are cached.
+            # Lazily: overriding takes longer than decomposing a program with cached templates.
             self._settings.enter_context(overriding(self.rules.composites))
         self.traces += 1
         if source is not None and self.rules.by_result:
@@ -145,17 +142,17 @@ class Templates:
         def traced(rules: Mapping[Any, Callable[..., Any]]) -> Recording:
             return record(run, leaves, self.fakes.mode, rules, call.differentiable, contexts)
 
-        # An overridden composite is decomposed below autocast, which would not cast its parts.
+        # Overridden composites are decomposed below autocast, which would not cast inside.
         has_rule = target in self.rules.composites or is_autocast(call.key[-1])
         with overriding({} if has_rule else own_rule(target)):
             recording = traced(self.rules.others)
-            # The inverse of a view is that of its operator, not of the decomposition.
-            shows = self.writes and (recording.shared or _gives_views(recording))
-            template = Template.of(recording, target, traced({}) if shows else None)
+            # A view is inverted by its operator, not by its decomposition.
+            needs_inverse = self.writes and (recording.shared or _returns_views(recording))
+            template = Template.of(recording, target, traced({}) if needs_inverse else None)
         return self._keep(call, template)
 
 
-def _gives_views(recording: Recording) -> bool:
+def _returns_views(recording: Recording) -> bool:
     """Return whether a result is a view of an input or of an intermediate tensor."""
     leaves = pytree.tree_leaves(recording.result)
     return any(isinstance(leaf, Node) and parent_of(leaf) is not None for leaf in leaves)

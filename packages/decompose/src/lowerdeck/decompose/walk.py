@@ -1,4 +1,4 @@
-"""Conversion of one graph: each distinct call is traced once and copied for the others."""
+"""Convert one graph, call by call."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from lowerdeck.torch_base import (
 
 _ATEN = torch.ops.aten
 
-# The operators by which functionalization inverts these views.
+# Operators that invert these views in functionalization.
 _SCATTERS: Mapping[Any, Any] = MappingProxyType(
     {
         _ATEN.slice.Tensor: _ATEN.slice_scatter.default,
@@ -54,19 +54,18 @@ _SCATTERS: Mapping[Any, Any] = MappingProxyType(
 )
 
 State = tuple[tuple[Any, Callable[[], Any]], ...]
-"""The contexts that calls run in, each with its part of the key."""
+"""Contexts around calls: pairs of a key and a factory."""
 
 
 class Walk:
-    """Converts a graph, call by call.
+    """Converter of a graph.
 
     Args:
-        writer: Adds nodes to the new graph.
-        templates: Decompositions of distinct calls.
-        regions: Converts calls of higher-order operators.
-        state: The contexts around the graph, outermost first.
-        unwritten: Calls of the graph that read and return memory that nothing writes.
-        only_writes: Whether these are copied if their inputs are as recorded, whatever the rules.
+        regions: Converter of higher-order calls.
+        state: Contexts around the graph, outermost first.
+        unwritten: Calls that read and return only unmutated memory.
+        only_writes: Whether these are copied regardless of the rules, if their inputs are as
+            recorded.
     """
 
     def __init__(
@@ -86,16 +85,16 @@ class Walk:
         self._unwritten = unwritten
         self._only_writes = only_writes
         self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
-        self._left: dict[OpOverload, bool] = {}
-        self._knows_parts: bool | None = None
+        self._unchanged: dict[OpOverload, bool] = {}
+        self._parts_are_known: bool | None = None
         self._reader: Node | None = None
         self._is_regenerating: bool = False
 
     def placeholder(self, source: Node) -> Any:
-        """Add a placeholder like ``source``; return a value, a node or a constant.
+        """Add a copy of a placeholder; return a value, a node or a constant.
 
         Args:
-            source: A placeholder of the original graph.
+            source: Placeholder of the original graph.
         """
         new_node = self.writer.graph.placeholder(str(source.target))
         if new_node.name != source.name:
@@ -106,22 +105,21 @@ class Walk:
         value = source.meta["val"]
         if isinstance(value, torch.Tensor):
             facts = TensorFacts.of(value)
-            self.writer.know(new_node, facts)
+            self.writer.record_facts(new_node, facts)
             return Value(new_node, Memory(new_node), requires_grad=facts.requires_grad)
         if isinstance(value, SYMBOLS):
-            self.writer.know(new_node, value)
+            self.writer.record_facts(new_node, value)
             return new_node if varies(value) else plain_number(value)
         return value
 
     def run(self, gm: GraphModule, env: dict[Node, Any]) -> Any:
-        """Convert all nodes of ``gm``; return its output, a tree of values, nodes and constants.
+        """Convert all nodes of ``gm``; return the output tree of values, nodes and constants.
 
         Args:
-            gm: The graph module to convert.
-            env: Results by node: of the placeholders on entry, of all nodes on exit.
+            env: Results by node: initially those of the placeholders; updated in place.
 
         Raises:
-            WholeProgramError: It cannot be decomposed call by call.
+            WholeProgramError: A call is not supported.
         """
         for node in gm.graph.nodes:
             self._reader = node
@@ -139,10 +137,10 @@ class Walk:
         """Return the metadata that new nodes inherit from ``source``.
 
         Args:
-            source: A node of the original program.
+            source: Node of the original program.
         """
-        # A regenerated view belongs to the module that reads it. With the stack of the module that
-        # made it, which may have ended, it would look like a second call of that module.
+        # Regenerated views belong to the module that reads them: with the original module stack
+        # they would look like another call of that module.
         at = self._reader if self._is_regenerating else None
         meta = self._inherited_meta.get((source, at))
         if meta is None:
@@ -150,12 +148,12 @@ class Walk:
         return meta
 
     def current(self, value: Value) -> Node:
-        """Return the node of ``value``, with all writes to its memory applied.
+        """Return the node of ``value`` with all writes applied.
 
         Args:
-            value: A tensor; its node and generation are updated in place.
+            value: Its node and generation are updated in place.
         """
-        # Views are replayed from the base, as torch's FunctionalTensorWrapper does.
+        # Views are regenerated from the base, as in torch's FunctionalTensorWrapper.
         if not value.is_current:
             node = self.base(value.memory)
             self._is_regenerating = True
@@ -168,42 +166,39 @@ class Walk:
         return value.node
 
     def read(self, tree: Any) -> Any:
-        """Return a tree with the current nodes of its values.
-
-        Args:
-            tree: Any tree of tuples, lists and dicts.
-        """
+        """Return a tree with the current nodes of its values."""
         return map_aggregate(
             tree, lambda leaf: self.current(leaf) if isinstance(leaf, Value) else leaf
         )
 
     def base(self, memory: Memory) -> Node:
-        """Return the current node of a whole memory, with pending writes applied."""
-        # Writes are applied when something reads the memory, as in torch's FunctionalStorageImpl.
+        """Return the current base node of a memory, with pending writes applied."""
+        # Writes are applied lazily, as in torch's FunctionalStorageImpl.
         pending, memory.pending = memory.pending, []
         for written, views, writer in pending:
             node = written
             bases = [memory.base]
             for view in views[:-1]:
                 bases.append(self._view(bases[-1], view))
-            # From the innermost view outwards: each inverse gives the new value of what it views.
+            # From the last view to the base: each inverse returns the new value of the viewed
+            # tensor.
             for whole, view in zip(reversed(bases), reversed(views), strict=bool(views)):
                 node = self._write_through_view(whole, node, view, writer)
             memory.base = node
         return memory.base
 
     def clone(self, node: Node, source: Node) -> Node:
-        """Add a clone of a node; return it.
+        """Add and return a clone of a node.
 
         Args:
-            node: A tensor of the new graph.
-            source: The original node whose metadata it inherits.
+            node: Node of the new graph.
+            source: Original node whose metadata is inherited.
         """
         result: Value = self.call(_ATEN.clone.default, (Value.fresh(node),), {}, source)
         return result.node
 
     def _view(self, parent: Node, view: View) -> Node:
-        # From 2.15 on functionalization does so: writes to all parts take linear time.
+        # As functionalization since torch 2.15, so that writes to all parts take linear time.
         view = _view_of_part(view) if REPLAYS_PARTS_ALONE else view
         args = tuple(Value.fresh(parent) if arg is PARENT else arg for arg in view.args)
         result = self.call(view.target, args, view.kwargs, view.source)
@@ -214,7 +209,7 @@ class Walk:
         values = (Value.fresh(whole), Value.fresh(new))
         target, args, index = view.target, view.args[1:], view.index
         if target is _ATEN.unbind.int:
-            # torch's own inverse of ``unbind`` makes sizes that vary constants (2.13).
+            # torch 2.13's inverse of ``unbind`` specializes dynamic sizes.
             dim = (args[0] if args else 0) % len(self.writer.facts(whole).shape)
             target, args, index = _ATEN.select.int, (dim, index), None
         result: Value
@@ -227,16 +222,16 @@ class Walk:
     def call(
         self, target: Any, args: Any, kwargs: Any, source: Node, *, is_same: bool = False
     ) -> Any:
-        """Write the decomposition of a call; return its result, a tree of values and others.
+        """Add the decomposition of a call, and return its result tree.
 
         Args:
-            target: An operator, or a ``ViewInverse``.
+            target: An operator or a ``ViewInverse``.
             args: Trees of values, nodes and constants.
-            source: The original node whose metadata it inherits.
-            is_same: Whether ``source`` is this call, so that errors may describe it.
+            source: Original node whose metadata is inherited.
+            is_same: Whether ``source`` is this call, so that rules may read its result.
 
         Raises:
-            WholeProgramError: It cannot be decomposed call by call.
+            WholeProgramError: The call is not supported.
         """
         key = tuple(part for part, _ in self.state)
         if is_same and self.templates.rules.by_result:
@@ -250,7 +245,7 @@ class Walk:
         return copied_results(self.writer, template, call.inputs, new_nodes, source, writes=writes)
 
     def _write(
-        self, target: Any, template: Template, inputs: Any, became: Any, source: Node
+        self, target: Any, template: Template, inputs: Any, new_nodes: Any, source: Node
     ) -> None:
         for index in template.opaque:
             inputs[index].memory.hidden = True
@@ -261,42 +256,48 @@ class Walk:
             value = inputs[index]
             if value.memory.hidden:
                 raise WholeProgramError(
-                    f"{target} writes memory that a result shares in an unknown way"
+                    f"{target} writes memory that a result aliases in an unknown way"
                 )
             if any(view.target is _ATEN.as_strided.default for view in value.views[1:]):
-                # It may contain elements of the storage that its parent does not.
+                # It may contain storage elements outside of its parent.
                 raise WholeProgramError(f"{target} writes through an as_strided of a view")
             if template.by_base and value.views:
                 raise WholeProgramError(f"custom operator {target} writes a view")
-            # A composite writes in several steps, each of which reads the writes before it.
-            alone = memories.count(value.memory) == 1
-            if not alone and isinstance(target, OpOverload) and has_composite_kernel(target):
-                raise WholeProgramError(f"{target} writes memory that it reads by another name")
-            value.write(became[node], source)
+            # A composite may write in several steps that read earlier writes.
+            is_only_alias = memories.count(value.memory) == 1
+            if (
+                not is_only_alias
+                and isinstance(target, OpOverload)
+                and has_composite_kernel(target)
+            ):
+                raise WholeProgramError(
+                    f"{target} writes memory that it also reads through an alias"
+                )
+            value.write(new_nodes[node], source)
 
     def _convert_call(self, node: Node, env: dict[Node, Any]) -> Any:
-        """Return the converted call; add its description to errors."""
+        """Return the converted call; describe it in errors."""
         try:
             return self._node(node, env)
         except DecomposeError:
             raise
         except Exception as error:
-            # A rule may fail in any way, and a graph that was edited by hand be invalid in any.
+            # Rules may fail, and hand-edited graphs be invalid, in any way.
             reason = str(error).strip().partition("\n")[0]
             raise TemplateError(
-                f"{describe_node(node)} cannot be traced by itself: {type(error).__name__}: "
-                f"{reason}; keep it whole, or give a table with another rule for it"
+                f"{describe_node(node)} cannot be traced: {type(error).__name__}: "
+                f"{reason}; keep it whole, or use a table with another rule for it"
             ) from error
 
     def _node(self, node: Node, env: dict[Node, Any]) -> Any:
-        """Return the result, in the new graph, of a call of the original graph."""
+        """Return the result of an original call in the new graph."""
         target: Any = node.target
         args: Any
         kwargs: Any
         args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
         if target is operator.getitem:
             return args[0][args[1]]
-        # The graphs of its regions are walked in turn.
+        # Its subgraphs are converted recursively.
         if isinstance(target, HigherOrderOperator):
             return self.regions.call(self, node, args, kwargs)
         if _is_symbolic(node):
@@ -305,16 +306,16 @@ class Walk:
             called = getattr(target, "__name__", target)
             if called == "_enter_autocast":
                 raise WholeProgramError(
-                    f"{node.name!r} calls _enter_autocast: torch.export leaves autocast "
+                    f"{node.name!r} calls _enter_autocast: torch.export records autocast "
                     "around control flow (cond, while_loop and the like) as such functions"
                 )
             raise WholeProgramError(f"{node.name!r} calls {called}, not an operator")
-        # Values in the new graph begin at the start of their storages.
+        # Tensors of the new graph have storage offset 0.
         if target is _ATEN.as_strided.default and _has_offset(node):
             raise WholeProgramError(
                 f"{node.name!r} views a storage by offset, through a tensor with another offset"
             )
-        # ``detach_`` has the tag, but changes neither shape nor memory.
+        # ``detach_`` has this tag, but changes neither shape nor memory.
         if torch.Tag.inplace_view in target.tags and target is not _ATEN.detach_.default:
             raise WholeProgramError(f"{node.name!r} changes the shape or memory of its argument")
         has_new_sizes = torch.Tag.dynamic_output_shape in target.tags
@@ -322,10 +323,10 @@ class Walk:
         if "unbacked_bindings" in node.meta or has_new_sizes or returns_nothing:
             return self._convert_kept(node, args, kwargs)
         is_kept = self.templates.rules.keeps_call(node)
-        # A copy of the call would not cast its arguments.
+        # A copied call would not cast its arguments.
         if is_kept and is_autocast(tuple(key for key, _ in self.state)):
-            raise WholeProgramError(f"{node.name!r} is to be kept in a region of autocast")
-        is_copied = is_kept or self._is_left(target, node)
+            raise WholeProgramError(f"{node.name!r} is to be kept in an autocast region")
+        is_copied = is_kept or self._becomes_itself(target, node)
         if is_copied and self._has_recorded_inputs(node, env):
             return self.copy_unchanged(node, args, kwargs)
         if is_kept:
@@ -341,14 +342,14 @@ class Walk:
         return self.call(target, args, kwargs, node, is_same=True)
 
     def _has_known_parts(self, node: Node) -> bool:
-        if self._knows_parts is None:
-            self._knows_parts = has_known_parts(self.templates.rules)
-        # Templates of fixed sizes are shared by programs, and fast.
+        if self._parts_are_known is None:
+            self._parts_are_known = has_known_parts(self.templates.rules)
+        # Static calls use templates, which are fast and shared.
         is_dynamic = any(map(varies, node.meta["val"].shape))
-        return self._knows_parts and is_dynamic and not self.state and node in self._unwritten
+        return self._parts_are_known and is_dynamic and not self.state and node in self._unwritten
 
     def _copy_as_views(self, node: Node, args: Any) -> Any:
-        """Write a call as a copy and a view of its tensor; return None if it is something else."""
+        """Add a call's known decomposition and return its result, or None if it is unknown."""
         value: Value = args[0]
         if value.requires_grad:
             return None
@@ -359,22 +360,24 @@ class Walk:
             value = self.copy_unchanged(node, (value, *others), kwargs, target, fake)
         return None if steps is None else value
 
-    def _is_left(self, target: OpOverload, node: Node) -> bool:
-        """Return whether a call becomes itself, and is copied if its inputs are as recorded."""
+    def _becomes_itself(self, target: OpOverload, node: Node) -> bool:
+        """Return whether a call decomposes to itself."""
         if self._only_writes and node in self._unwritten:
             return True
-        # Contexts change values.
+        # Contexts may change results.
         if self.state:
             return False
-        is_left = self._left.get(target)
-        if is_left is None:
+        is_unchanged = self._unchanged.get(target)
+        if is_unchanged is None:
             is_traced = target in TRACED or not returns_one_tensor(target)
-            is_left = self._left[target] = self.templates.rules.leaves(target) and not is_traced
-        # A view shows what is written later.
-        return is_left and (node in self._unwritten or not returns_alias(target))
+            is_unchanged = self._unchanged[target] = (
+                self.templates.rules.leaves(target) and not is_traced
+            )
+        # Views must see later writes.
+        return is_unchanged and (node in self._unwritten or not returns_alias(target))
 
     def _run(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of a call on fake inputs with other strides than the recorded ones."""
+        """Return the fake result of a call whose inputs differ from the recorded ones."""
         current: Any = self.read((tuple(args), dict(kwargs)))
         args, kwargs = map_arg(current, lambda node: node.meta["val"])
         return run_fake(target, args, kwargs, self.templates.fakes.mode)
@@ -387,31 +390,31 @@ class Walk:
                 node, recorded = self.current(value), source.meta["val"]
                 if node.meta["val"] is recorded:
                     continue
-                # Whether it requires gradients does not matter.
+                # requires_grad does not matter.
                 key = facts_key(self.writer.facts(node))[:-1]
                 if key != facts_key(facts_of(recorded))[:-1]:
                     return False
         return True
 
     def _number(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Return the node that computes a number, or the number if it is constant."""
+        """Return the node of a number, or the number if it is constant."""
         number = plain_number(node.meta["val"])
         if not isinstance(number, SYMBOLS):
             if _reads_data(node.target):
-                # The number is fixed, but the assertion must go on reading it from the data.
+                # The number is constant, but the assertion must still read the data.
                 raise WholeProgramError(f"an assertion fixes {node.name!r}, a number from data")
             return number
-        # A size that is computed already is not computed twice, as in torch's retrace.
+        # Sizes are computed once, as in torch's retrace.
         new_node = self.writer.symbol(number)
         return new_node if new_node is not None else self.copy_unchanged(node, args, kwargs)
 
     def _convert_kept(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """Return the values of a call that must not be traced: it would create new symbols."""
+        """Return the result of a call whose trace would create new symbols."""
         target = self._without_item(node.target)
         if not self.templates.rules.keeps(target) or schema_of(target).is_mutable:
-            # ``one_hot`` with a number of classes has no such sizes.
+            # ``one_hot`` with a class count has no unbacked sizes.
             if "unbacked_bindings" in node.meta or has_unbacked_sizes(node.meta.get("val")):
-                raise WholeProgramError(f"{node.name!r} has sizes that are known only at run time")
+                raise WholeProgramError(f"{node.name!r} has unbacked sizes")
             return self.call(node.target, args, kwargs, node, is_same=True)
         return self.copy_unchanged(node, args, kwargs, target)
 
@@ -423,13 +426,13 @@ class Walk:
     def copy_unchanged(
         self, node: Node, args: Any, kwargs: Any, target: Any = None, value: Any = None
     ) -> Any:
-        """Write a call unchanged; return its result, which aliases no other value.
+        """Add an unchanged call; return its result, which aliases no other value.
 
         Args:
-            node: A call of the original graph.
+            node: Call of the original graph.
             args: Trees of values, nodes and constants.
-            target: Another operator to call; None for the same.
-            value: The fake result; None for the recorded one.
+            target: Operator to call, by default the same.
+            value: Fake result, by default the recorded one.
         """
         value = node.meta.get("val") if value is None else value
         target = self._without_item(node.target) if target is None else target
@@ -443,7 +446,7 @@ class Walk:
         return self._elements(new_node, value, node)
 
     def _elements(self, new_node: Node, value: Any, source: Node) -> Any:
-        """Return the results of a node: itself, or its elements."""
+        """Return the result of a node, or the tree of its elements."""
         if isinstance(value, FakeTensor):
             return Value.fresh(new_node)
         if not isinstance(value, (tuple, list)):
@@ -458,7 +461,7 @@ class Walk:
 
 
 def _view_of_part(view: View) -> View:
-    """Return the view of one of several results as a view that gives this result alone."""
+    """Return a view of one result of a multi-output op as a single-output view."""
     index, args = view.index, view.args[1:]
     if index is None or any(isinstance(leaf, Node) for leaf in pytree.tree_leaves(args)):
         return view
@@ -480,7 +483,7 @@ def _is_symbolic(node: Node) -> bool:
         return True
     if isinstance(node.target, OpOverload):
         return node.target in _SIZES or (_reads_data(node.target) and _is_number(node))
-    # Other functions may have side effects, as those that enter autocast do.
+    # Other functions may have side effects, such as entering autocast.
     return _is_number(node)
 
 

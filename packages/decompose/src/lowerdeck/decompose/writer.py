@@ -1,4 +1,4 @@
-"""Copies of templates in a graph."""
+"""Add nodes and copies of templates to a graph."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _INHERITED = frozenset({"stack_trace", *COPIED_META})
 
 
 class InheritedMeta:
-    """The metadata that new nodes inherit from one node of the original program.
+    """Metadata that new nodes inherit from an original node.
 
     Args:
-        reader: The node whose module they belong to, if it is not that of the source.
+        reader: Node whose module the new nodes belong to, if not the source's.
     """
 
     __slots__ = ("_meta", "source")
@@ -40,14 +40,14 @@ class InheritedMeta:
         }
         stack = source.meta.get("nn_module_stack")
         if reader is not None and stack:
-            # What the program returns is read in the outermost module.
+            # Outputs are read in the root module.
             outermost = dict([next(iter(stack.items()))])
             self._meta["nn_module_stack"] = reader.meta.get("nn_module_stack") or outermost
-        # Shared by all derived nodes: a NodeSource is never changed.
+        # Shared by derived nodes, because a NodeSource is immutable.
         self._meta["from_node"] = [node_source(source)]
 
     def meta(self) -> dict[str, Any]:
-        """Return metadata for one more node."""
+        """Return metadata for a new node."""
         return {
             name: value.copy() if isinstance(value, (dict, list)) else value
             for name, value in self._meta.items()
@@ -55,13 +55,10 @@ class InheritedMeta:
 
 
 class Writer:
-    """Adds nodes to a graph, with their metadata, and records the facts of their results.
+    """Adds nodes with metadata to a graph, and records the facts of their results.
 
     Args:
-        fakes: Creates the recorded values of nodes.
-
-    Attributes:
-        is_dynamic: Whether any result has a symbol.
+        fakes: Factory of recorded values.
     """
 
     def __init__(self, graph: Graph, fakes: FakeTensors) -> None:
@@ -72,23 +69,18 @@ class Writer:
         self.is_dynamic: bool = False
 
     def facts(self, node: Node) -> Any:
-        """Return the facts of a node.
-
-        Args:
-            node: A node of the new graph.
-        """
+        """Return the facts of a node."""
         return self._facts[node]
 
     def symbol(self, value: Any) -> Node | None:
-        """Return a node that computes a symbol, or None."""
+        """Return the node of a symbol, or None."""
         return self._symbols.get((type(value), expression_of(value)))
 
-    def know(self, node: Node, facts: Any) -> None:
+    def record_facts(self, node: Node, facts: Any) -> None:
         """Record the facts of a new node.
 
         Args:
-            node: A node of the new graph.
-            facts: As ``facts_of`` returns them.
+            facts: Result of ``facts_of``.
         """
         self._facts[node] = facts
         self.is_dynamic = self.is_dynamic or not is_static(facts)
@@ -98,15 +90,14 @@ class Writer:
     def add(
         self, target: Any, args: Any, kwargs: Any, name: str, value: Any, origin: InheritedMeta
     ) -> Node:
-        """Add a call with a known result; return it.
+        """Add and return a call with a known result.
 
         Args:
-            target: A function or an operator.
-            name: Its name, before it is made unique.
-            origin: The metadata that it inherits.
+            name: Name, before it is made unique.
+            origin: Inherited metadata.
         """
         node = add_node(self.graph, "call_function", target, args, name, kwargs)
-        # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
+        # Update in place: setting a node attribute is slow.
         node.meta.update(origin.meta(), val=value)
         if isinstance(value, FakeTensor):
             meta = origin.source.meta
@@ -114,30 +105,29 @@ class Writer:
             node.meta["tensor_meta"] = meta["tensor_meta"] if is_recorded else tensor_meta(value)
         if isinstance(target, OpOverload):
             node.meta["original_aten"] = target
-        self.know(node, facts_of(value))
+        self.record_facts(node, facts_of(value))
         return node
 
     def splice(self, template: Template, call: Call, origin: InheritedMeta) -> Mapping[Node, Any]:
-        """Add a copy of ``template``; return the new node of each of its nodes.
+        """Add a copy of ``template``; return the new node of each template node.
 
         Args:
-            template: The decomposition of the call.
-            origin: The metadata that the nodes inherit.
+            origin: Inherited metadata.
         """
-        became: dict[Node, Any] = dict(zip(template.inputs, call.nodes, strict=True))
+        new_nodes: dict[Node, Any] = dict(zip(template.inputs, call.nodes, strict=True))
         for step in template.steps:
             value = plain_number(step.facts)
             if isinstance(value, SYMBOLS):
                 value = self.symbol(value)
             if isinstance(value, (int, float, bool, Node)):
-                # A constant in this program, or computed before: no number is computed twice.
-                became[step.node] = value
+                # Numbers that are constant or already computed are not computed again.
+                new_nodes[step.node] = value
             else:
-                became[step.node] = self._copy(step, became, origin)
-        return became
+                new_nodes[step.node] = self._copy(step, new_nodes, origin)
+        return new_nodes
 
-    def _copy(self, step: Step, became: Mapping[Node, Any], origin: InheritedMeta) -> Node:
-        look_up: Callable[[Node], Any] = became.__getitem__
+    def _copy(self, step: Step, new_nodes: Mapping[Node, Any], origin: InheritedMeta) -> Node:
+        look_up: Callable[[Node], Any] = new_nodes.__getitem__
         node = step.node
         args: Any = map_arg(node.args, look_up)
         kwargs: Any = map_arg(node.kwargs, look_up)
@@ -145,14 +135,14 @@ class Writer:
         meta = new_node.meta
         meta.update(origin.meta(), **step.meta)
         if node.target is operator.getitem:
-            # The value is an element of what the source returns.
+            # The value is an element of the source's.
             source: Any
             index: Any
             source, index = new_node.args
             meta["val"], facts = source.meta["val"][index], self._facts[source][index]
         else:
             meta["val"], facts = self._value(step.facts), step.facts
-        self.know(new_node, facts)
+        self.record_facts(new_node, facts)
         return new_node
 
     def _value(self, facts: Any) -> Any:

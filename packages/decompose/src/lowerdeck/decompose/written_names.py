@@ -1,4 +1,4 @@
-"""One input for each mutated tensor that a program has under two names."""
+"""Merge inputs that are names of one mutated tensor."""
 
 from __future__ import annotations
 
@@ -10,31 +10,30 @@ from lowerdeck.torch_base import Extent, MemoryUse, copy_graph_module, state_ten
 
 
 def merge_written_names(program: ExportedProgram, memory: MemoryUse) -> ExportedProgram:
-    """Return ``program`` with one placeholder for each tensor that it writes.
+    """Return ``program`` with one placeholder per mutated tensor.
 
-    Caches of language models refer to their buffers in plain objects as well, which
-    ``torch.export`` lifts to constants. Functionalization would write one input and read the
-    other.
+    Language-model caches also reference their buffers in plain objects, which ``torch.export``
+    lifts as constants. Functionalization would write one input and read the other.
 
     Args:
-        program: Any program; not changed, and returned itself where no tensor has two names.
-        memory: How the program uses memory.
+        program: Any program; not changed, and returned itself if no mutated tensor has two names.
+        memory: Memory use of the program.
     """
     kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs}
     written = [item for item in state_tensors(program).items() if memory.writers(item[0])]
-    # Buffers come first: the signature has no mutation of a constant.
+    # Buffers first: signatures cannot express mutations of constants.
     written.sort(key=lambda item: kinds[item[0].name] is InputKind.CONSTANT_TENSOR)
     first: dict[object, Node] = {}
     merged: dict[str, str] = {}
     for node, tensor in written:
-        # Tensors that overlap otherwise are refused later: one placeholder cannot replace both.
+        # Other overlaps are rejected later.
         place = (Extent.of(tensor), tensor.dtype, tensor.shape, tensor.stride())
         kept_node = first.setdefault(place, node)
         if kept_node is not node and node.users:
             merged[node.name] = kept_node.name
     if not merged:
         return program
-    # Placeholders come before all calls, so that either may replace the other.
+    # Placeholders precede all calls, so either can replace the other.
     copied = copy_graph_module(program.graph_module)
     placeholders = {node.name: node for node in copied.graph.find_nodes(op="placeholder")}
     for name, kept in merged.items():

@@ -1,1 +1,1 @@
-"""Calls as keys, and the templates that they become."""
+"""Keys of calls, and templates of their decompositions."""

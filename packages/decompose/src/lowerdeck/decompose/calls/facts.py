@@ -1,4 +1,4 @@
-"""Metadata of tensors and symbols, without the tensors."""
+"""Metadata of tensors and symbols."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ class TensorFacts:
     """Properties of a fake tensor that a trace depends on.
 
     Attributes:
-        shape: Sizes: numbers or symbols.
-        stride: In elements: numbers or symbols.
-        dtype: The type of the elements.
-        device: The device of the tensor that it replaces.
-        requires_grad: Whether it is a leaf that requires gradients; results in a trace never do.
+        shape: Ints or symbols.
+        stride: Ints or symbols, in elements.
+        device: Device that the fake tensor represents.
+        requires_grad: Whether it is a leaf that requires gradients; results of a trace never do.
     """
 
     shape: tuple[Any, ...]
@@ -35,19 +34,16 @@ class TensorFacts:
     def of(cls, tensor: torch.Tensor) -> TensorFacts:
         """Return the facts of a fake tensor.
 
-        Args:
-            tensor: A plain strided fake tensor.
-
         Raises:
-            WholeProgramError: It is sparse, quantized, lazily conjugated or not a fake tensor.
+            WholeProgramError: It is not a plain strided fake tensor.
         """
         if type(tensor) is not FakeTensor:
-            raise WholeProgramError(f"a value of type {type(tensor).__name__} is traced")
+            raise WholeProgramError(f"a value has the unsupported type {type(tensor).__name__}")
         is_lazy = tensor.is_conj() or tensor.is_neg()
         if tensor.layout is not torch.strided or tensor.is_quantized or is_lazy:
             lazy = "lazily conjugated or negated " if is_lazy else ""
             raise WholeProgramError(
-                f"a {lazy}tensor of {tensor.dtype} and layout {tensor.layout} is traced"
+                f"a {lazy}tensor of {tensor.dtype} and layout {tensor.layout} is not supported"
             )
         return cls(
             tuple(tensor.shape),
@@ -58,38 +54,38 @@ class TensorFacts:
         )
 
     def fake(self, fakes: FakeTensors) -> FakeTensor:
-        """Return a new fake tensor with these facts, which requires no gradients.
+        """Return a new fake tensor with these facts, but without requires_grad.
 
         Args:
-            fakes: Of the mode of the program.
+            fakes: Factory of the program's fake mode.
         """
         return fakes.empty(self.shape, self.stride, self.dtype, self.device)
 
     def input_fake(self, fakes: FakeTensors) -> torch.Tensor:
-        """Return a new fake tensor to trace a call with.
+        """Return a new fake tensor as input of a trace.
 
         Args:
-            fakes: Of the mode of the program.
+            fakes: Factory of the program's fake mode.
         """
         tensor: torch.Tensor = self.fake(fakes)
         return tensor.requires_grad_() if self.requires_grad else tensor
 
 
 def facts_of(value: Any) -> Any:
-    """Return the facts of a value, or a tree of values.
+    """Return the facts of a value or tree of values.
 
     Args:
-        value: A fake tensor, a symbol, a constant, or a tuple or list of them.
+        value: A fake tensor, symbol or constant, or a tuple or list of them.
 
     Raises:
-        WholeProgramError: A tensor is not of the plain kind.
+        WholeProgramError: A tensor is not a plain strided fake tensor.
     """
     if isinstance(value, FakeTensor):
         return TensorFacts.of(value)
     if isinstance(value, (list, tuple)):
         return type(value)(map(facts_of, value)) if type(value) in {list, tuple} else value
     if isinstance(value, torch.Tensor):
-        raise WholeProgramError(f"a value of type {type(value).__name__} is traced")
+        raise WholeProgramError(f"a value has the unsupported type {type(value).__name__}")
     return value
 
 
@@ -97,10 +93,10 @@ def is_static(facts: Any) -> bool:
     """Return whether facts have no symbols.
 
     Args:
-        facts: As ``facts_of`` returns them.
+        facts: Result of ``facts_of``.
     """
     if isinstance(facts, TensorFacts):
-        # Each node of a program asks.
+        # Fast: called for each node of a program.
         return {int}.issuperset(map(type, facts.shape + facts.stride))
     if isinstance(facts, (tuple, list)):
         return all(map(is_static, facts))
@@ -108,10 +104,10 @@ def is_static(facts: Any) -> bool:
 
 
 def facts_key(facts: Any) -> Any:
-    """Return a hashable key that is equal for facts that no operator distinguishes.
+    """Return a hashable key, equal for facts that are equivalent for all operators.
 
     Args:
-        facts: As ``facts_of`` returns them.
+        facts: Result of ``facts_of``.
     """
     if isinstance(facts, TensorFacts):
         sizes = facts.shape, facts.stride
@@ -120,12 +116,12 @@ def facts_key(facts: Any) -> Any:
         return (*sizes, facts.dtype, facts.device, facts.requires_grad)
     if isinstance(facts, (tuple, list)):
         return tuple(map(facts_key, facts))
-    # Constants among results matter by their type only.
+    # Constants differ only by type.
     return _number_key(facts) if isinstance(facts, SYMBOLS) else type(facts)
 
 
 def _number_key(number: Any) -> Any:
-    # Expressions, since comparing symbols would add guards.
+    # Use expressions, because comparing symbols would add guards.
     return (type(number), expression_of(number)) if isinstance(number, SYMBOLS) else number
 
 
@@ -135,10 +131,10 @@ def _stride_key(number: Any) -> Any:
 
 @cache
 def _stride_form(expression: Any) -> Any:
-    """Return one expression for strides that differ for tensors without elements at most.
+    """Return a canonical expression for strides that differ at most for empty tensors.
 
-    torch writes the stride over a size as ``s`` or as ``Max(1, s)``, and a product as a sum.
+    torch writes strides as ``s`` or ``Max(1, s)``, and factored or expanded.
     """
-    # The class is one of torch's, whose module loads sympy.
+    # By name: importing torch's ``Max`` class would load sympy.
     largest = expression.find(lambda part: type(part).__name__ == "Max" and part.args[0] == 1)
     return expression.xreplace({part: part.args[1] for part in largest}).expand()

@@ -1,4 +1,4 @@
-"""Keys of calls: of the calls with one key, one is traced and the others are copies."""
+"""Keys of calls: calls with equal keys share a template."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from lowerdeck.decompose.calls.facts import TensorFacts, facts_key, is_static
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import WholeProgramError
 
-# Hashable, and compared by value; their types are part of the key, since True equals 1.
+# Hashable, compared by type and value (True equals 1).
 _PLAIN: tuple[type, ...] = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout)
 _PLAIN += (torch.memory_format,)
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A distinct input, among the arguments of a call."""
+    """Reference to a distinct input in the arguments of a call."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call as a key of templates.
+    """A call with its template key.
 
     Attributes:
-        key: Equal for calls with the same decomposition; its first item is the target.
-        inputs: Its distinct tensors and symbols: ``Value`` or ``Node``.
-        nodes: The current nodes of the inputs.
-        args: With ``Slot`` for an input.
+        key: Equal for calls with the same decomposition; starts with the target.
+        inputs: Distinct tensors and symbols: ``Value`` or ``Node``.
+        nodes: Current nodes of the inputs.
+        args: Arguments with ``Slot`` for inputs.
         facts: ``TensorFacts`` or symbol of each input.
         differentiable: Positions of inputs that are views of tensors that require gradients.
     """
@@ -49,14 +49,14 @@ class Call:
 
     @property
     def is_static(self) -> bool:
-        """Return whether no symbol is among the inputs."""
+        """Return whether the inputs have no symbols."""
         return is_static(self.facts)
 
     def fake_inputs(self, fakes: FakeTensors) -> list[Any]:
-        """Return new fake tensors for its tensors, and its symbols, to trace it with.
+        """Return inputs for a trace: new fake tensors and the call's symbols.
 
         Args:
-            fakes: Of the mode of the program.
+            fakes: Factory of the program's fake mode.
         """
         return [
             facts.input_fake(fakes) if isinstance(facts, TensorFacts) else facts
@@ -75,11 +75,11 @@ def call_of(
     """Return a call with its key.
 
     Args:
-        target: An operator, or a ``ViewInverse``.
+        target: An operator or a ``ViewInverse``.
         args: Trees with ``Value`` and ``Node``.
         current: Returns the current node of a value.
         facts: Returns the facts of a node.
-        state: Further parts of the key.
+        state: Additional parts of the key.
 
     Raises:
         WholeProgramError: An argument is not hashable.
@@ -88,16 +88,16 @@ def call_of(
     inputs: list[Any] = []
 
     def visit(argument: Any) -> tuple[Any, Any]:
-        """Return an argument as part of the key, and with slots for inputs."""
+        """Return an argument's part of the key, and the argument with slots."""
         if isinstance(argument, (Value, Node)):
-            # By identity: a call with one tensor twice differs from one with two equal tensors.
+            # By identity: one tensor twice differs from two equal tensors.
             slot = slots.get(id(argument))
             if slot is None:
                 slot = slots[id(argument)] = Slot(len(inputs))
                 inputs.append(argument)
             return slot, slot
         if isinstance(argument, float):
-            # By their text: 0.0 equals -0.0, and NaN differs from itself.
+            # By repr: 0.0 equals -0.0, and NaN differs from itself.
             return (float, repr(argument)), argument
         if isinstance(argument, _PLAIN):
             return (type(argument), argument), argument
@@ -111,7 +111,9 @@ def call_of(
             return (dict, *parts), {name: value for name, (_, value) in entries.items()}
         if isinstance(argument, complex):
             return (complex, repr(argument)), argument
-        raise WholeProgramError(f"{target} takes an argument of type {type(argument).__name__}")
+        raise WholeProgramError(
+            f"{target} has an argument of unsupported type {type(argument).__name__}"
+        )
 
     args_key, args = visit(args)
     kwargs_key, kwargs = visit(dict(kwargs))
@@ -137,12 +139,12 @@ def is_autocast(state: tuple[Any, ...]) -> bool:
 
 
 def fill(tree: Any, inputs: Any, convert: Callable[[Any], Any] | None = None) -> Any:
-    """Return arguments with inputs in their slots.
+    """Return arguments with slots replaced by inputs.
 
     Args:
-        tree: Arguments of a ``Call`` or of a ``View`` in a template.
-        inputs: By index of the slot.
-        convert: Applied to all else; None to leave it as it is.
+        tree: Arguments of a ``Call``, or of a ``View`` in a template.
+        inputs: Inputs by slot index.
+        convert: Applied to other leaves.
     """
     if isinstance(tree, Slot):
         return inputs[tree.index]

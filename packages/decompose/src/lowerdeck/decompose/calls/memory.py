@@ -1,8 +1,8 @@
-"""Aliases of a program that is functionalized.
+"""Alias tracking for functionalization.
 
-The model is torch's (``FunctionalTensorWrapper``): a memory has a base, and values are views of
-it. An in-place write adds a pending write to its memory. A view is regenerated from the base, with
-all writes applied, when it is read next. The operators are those of torch's functionalization.
+As in torch's ``FunctionalTensorWrapper``, a memory has a base, and values are views of it. An
+in-place op adds a pending write to the memory. Views are regenerated from the base at the next
+read, with all writes applied, by the same operators as in torch's functionalization.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 from torch.fx import Node
 
 PARENT = object()
-"""The viewed tensor, among the arguments of a view."""
+"""The viewed tensor in the arguments of a view."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """One view of a tensor.
+    """View of a tensor.
 
     Attributes:
-        args: Its arguments, with ``PARENT``; in a template with ``Slot`` for an input of the call.
-        index: Which of several results; None where there is one.
-        source: The node of the original program that made it; None in a template.
+        args: Arguments, with ``PARENT``, and in templates ``Slot`` for inputs of the call.
+        index: Index of the result of a multi-output op, else None.
+        source: Original node that created it; None in templates.
     """
 
     target: Any
@@ -39,10 +39,10 @@ class Memory:
     """Memory that values alias.
 
     Attributes:
-        base: The node of the whole memory.
-        generation: The number of writes so far.
-        pending: Writes that the base does not have yet: new value, views through which it is
-            written, and the original node that writes.
+        base: Node of the whole memory.
+        generation: Number of writes so far.
+        pending: Writes not yet applied to the base: new value, views written through, and original
+            node.
         hidden: Whether a value may alias it in an unknown way.
     """
 
@@ -54,14 +54,13 @@ class Memory:
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """A tensor of the original program.
+    """Tensor of the original program.
 
     Attributes:
-        node: Its node, as of ``generation``.
-        memory: The memory that it aliases.
-        views: The chain of views from the base, outermost last.
-        generation: The number of writes that the node has.
-        requires_grad: Whether it is a parameter, or a view of one.
+        node: Node as of ``generation``.
+        views: Chain of views from the base.
+        generation: Number of writes included in the node.
+        requires_grad: Whether it is a parameter or a view of one.
     """
 
     node: Node
@@ -72,21 +71,20 @@ class Value:
 
     @classmethod
     def fresh(cls, node: Node) -> Value:
-        """Return a value that aliases no other."""
+        """Return a value without aliases."""
         return cls(node, Memory(node))
 
     @property
     def is_current(self) -> bool:
-        """Return whether the node has all writes."""
+        """Return whether the node includes all writes."""
         return self.generation == self.memory.generation
 
     def write(self, node: Node, source: Node) -> None:
-        """Replace the elements of the value, and of all that alias it.
+        """Replace the elements of the value and its aliases.
 
         Args:
-            source: The original node that writes.
+            source: Original node of the write.
         """
-        # The node may have other strides than a view of the base has, so that even the value
-        # itself is regenerated when it is read.
+        # The value itself is regenerated too, because the node's strides may differ from a view's.
         self.memory.pending.append((node, self.views, source))
         self.memory.generation += 1

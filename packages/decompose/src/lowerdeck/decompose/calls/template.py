@@ -1,4 +1,4 @@
-"""Templates: the decomposition of a distinct call, copied for each such call."""
+"""Templates: decompositions of distinct calls, copied for each call with the same key."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _ATEN = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node of a template.
+    """Node of a template.
 
     Attributes:
-        node: The recorded node; its arguments are nodes of the template.
-        name: The name of copies, before it is made unique.
-        facts: Of its result: ``TensorFacts``, a symbol, or a tuple of these.
-        meta: Metadata of copies besides what they inherit from their call.
+        node: Recorded node, with template nodes as arguments.
+        name: Name of copies, before it is made unique.
+        facts: Facts of the result: ``TensorFacts``, a symbol, or a tuple of them.
+        meta: Metadata of copies in addition to inherited metadata.
     """
 
     node: Node
@@ -48,16 +48,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One tensor or symbol that a call returns.
+    """Tensor or symbol that a call returns.
 
     Attributes:
-        node: Its node in the template.
-        root: The node whose memory it aliases: a placeholder, or a node that allocates.
-        views: The chain of views from the root, outermost last.
-        returned: The position of the input that is returned itself; None for others.
-        requires_grad: Whether it is a view of what requires gradients.
-        fresh: Whether it aliases nothing although its node is an input or a view: rules may return
-            their argument, or a view of it, where the operator does not.
+        node: Node in the template.
+        root: Node whose memory it aliases: a placeholder or an allocating node.
+        views: Chain of views from the root.
+        returned: Position of the input that is returned itself, else None.
+        requires_grad: Whether it is a view of a tensor that requires gradients.
+        fresh: Whether it aliases nothing although its node is an input or view, because the rule
+            returns an alias where the operator does not.
     """
 
     node: Node
@@ -70,16 +70,15 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The decomposition of a call.
+    """Decomposition of a call.
 
     Attributes:
-        inputs: The placeholders, by position among the distinct inputs of the call.
-        steps: Its nodes, in order.
-        results: A tree with ``Result`` for tensors and symbols.
-        written: The new values of the inputs that it writes, by position.
+        inputs: Placeholders of the call's distinct inputs.
+        results: Tree with ``Result`` for tensors and symbols.
+        written: New values of mutated inputs, by position.
         opaque: Inputs that a result may alias in an unknown way.
-        by_base: Whether it calls a custom operator that writes: if that writes a view, the form
-            of the call depends on the base and on the position of the view in it.
+        by_base: Whether it calls a mutating custom operator; on a view, the form of that call
+            depends on the base and the view's position in it.
     """
 
     inputs: tuple[Node, ...]
@@ -91,21 +90,23 @@ class Template:
 
     @property
     def is_static(self) -> bool:
-        """Return whether it has no symbols, so that other programs can reuse it."""
+        """Return whether it has no symbols, so that programs can share it."""
         return all(is_static(step.facts) for step in self.steps)
 
     @classmethod
-    def of(cls, recording: Recording, target: object, whole: Recording | None = None) -> Template:
+    def of(
+        cls, recording: Recording, target: object, undecomposed: Recording | None = None
+    ) -> Template:
         """Return the template of a recorded call.
 
         Args:
-            recording: Its nodes become those of the template.
-            target: The operator that was called.
-            whole: The same call without decompositions, for the views of results: the inverse of a
-                view differs from that of its decomposition. None if the call gives no views.
+            recording: Its nodes become the template's.
+            target: The called operator.
+            undecomposed: The call recorded without rules, to find the views of results, because
+                the inverses of a view and its decomposition differ. None if no result is a view.
 
         Raises:
-            WholeProgramError: Copies cannot have its effects.
+            WholeProgramError: A copy could not reproduce its effects.
         """
         _check(recording)
         graph = recording.graph
@@ -116,10 +117,10 @@ class Template:
         if any(map(_reads_storage, alive)) and "as_strided" not in str(target):
             raise WholeProgramError(f"{target} is decomposed into as_strided with an offset")
         by_base = any(node.target is WRITING_CUSTOM for node in alive)
-        results = _Results(recording, target, whole)
+        results = _Results(recording, target, undecomposed)
         tree = results.tree()
         for node in graph.nodes:
-            # Fake tensors would keep the symbols and the ShapeEnv of their program alive.
+            # Fake tensors would keep their program's ShapeEnv alive.
             node.meta = {}
         return cls(
             tuple(recording.inputs),
@@ -132,26 +133,30 @@ class Template:
 
 
 class _Results:
-    """The results of a recording, with the memory that they alias.
+    """Results of a recording, with their aliases.
 
     Attributes:
         opaque: Inputs that a result may alias in an unknown way.
     """
 
-    def __init__(self, recording: Recording, target: object, whole: Recording | None) -> None:
+    def __init__(
+        self, recording: Recording, target: object, undecomposed: Recording | None
+    ) -> None:
         self._recording = recording
-        # Rules are called below functionalization, composites are decomposed above it.
-        self._owns = isinstance(target, OpOverload) and not has_composite_kernel(target)
+        # Rules run below functionalization, composites are decomposed above it.
+        self._is_decomposed_by_rule = isinstance(target, OpOverload) and not has_composite_kernel(
+            target
+        )
         self._inputs = {node: index for index, node in enumerate(recording.inputs)}
-        self._whole = whole
-        self._leaves = pytree.tree_leaves(whole.result) if whole is not None else []
+        self._undecomposed = undecomposed
+        self._leaves = pytree.tree_leaves(undecomposed.result) if undecomposed is not None else []
         self.opaque: set[int] = set()
 
     def tree(self) -> Any:
-        """Return the results."""
+        """Return the result tree."""
         leaves, spec = pytree.tree_flatten(self._recording.result)
         origins = [
-            self._shown(position, leaf) if isinstance(leaf, Node) else None
+            self._origin_of_result(position, leaf) if isinstance(leaf, Node) else None
             for position, leaf in enumerate(leaves)
         ]
         roots = Counter(origin[0] for origin in origins if origin is not None)
@@ -170,29 +175,32 @@ class _Results:
         for index in recording.shared.get(position, ()):
             if recording.inputs[index] is not root or index in recording.written:
                 self.opaque.add(index)
-        # Storages of functional tensors are the truth about aliases, not the recorded nodes: below
-        # functionalization a clone may be omitted, and views are never written through.
-        fresh = position in recording.alone and (
+        # Storages of functional tensors determine aliases, not recorded nodes: rules below
+        # functionalization may omit a clone, and their views are never written through.
+        fresh = position in recording.unaliased and (
             is_shared
             or root in self._inputs
-            or (bool(views) and (self._owns or self._is_whole(position)))
+            or (
+                bool(views)
+                and (self._is_decomposed_by_rule or self._is_view_only_inside(position))
+            )
         )
         return Result(leaf, root, views, None, position in recording.differentiable, fresh)
 
-    def _is_whole(self, position: int) -> bool:
-        """Return whether a result is a view only inside of the decomposition of one operator."""
-        if self._whole is None:
+    def _is_view_only_inside(self, position: int) -> bool:
+        """Return whether a result is a view in the decomposition, but not of the operator."""
+        if self._undecomposed is None:
             return False
         leaf = self._leaves[position]
-        # Operators that hide their aliases return views as well.
+        # Operators with hidden aliases return views as well.
         return (
             isinstance(leaf, Node) and parent_of(leaf) is None and not hides_effects(leaf.target)
         )
 
-    def _shown(self, position: int, leaf: Node) -> tuple[Node, tuple[View, ...]]:
-        """Return the root of a result, and the views from it."""
-        if self._whole is not None and position in self._recording.shared:
-            inputs = {node: index for index, node in enumerate(self._whole.inputs)}
+    def _origin_of_result(self, position: int, leaf: Node) -> tuple[Node, tuple[View, ...]]:
+        """Return the root of a result, and its chain of views."""
+        if self._undecomposed is not None and position in self._recording.shared:
+            inputs = {node: index for index, node in enumerate(self._undecomposed.inputs)}
             root, views = _origin(self._leaves[position], inputs)
             if root in inputs:
                 return self._recording.inputs[inputs[root]], views
@@ -201,11 +209,11 @@ class _Results:
 
 def _check(recording: Recording) -> None:
     if recording.unbacked:
-        raise WholeProgramError("an operator creates sizes that are known only at run time")
+        raise WholeProgramError("an operator creates unbacked sizes")
     if recording.graph.find_nodes(op="get_attr"):
-        raise WholeProgramError("a decomposition holds a tensor: create it with torch.full")
+        raise WholeProgramError("a decomposition has a constant tensor: create it with torch.full")
     if recording.tokens:
-        raise WholeProgramError("an operator has effects that torch orders by tokens")
+        raise WholeProgramError("an operator has effect tokens")
 
 
 def _step(node: Node) -> Step:
@@ -216,7 +224,7 @@ def _step(node: Node) -> Step:
 
 
 def _reads_storage(node: Node) -> bool:
-    """Return whether a node has an absolute offset in a storage, which copies do not know."""
+    """Return whether a node has an absolute storage offset, which copies cannot reproduce."""
     return "as_strided" in str(node.target) and len(node.args) > 3
 
 
@@ -224,13 +232,13 @@ _KEPT_META = ("original_aten", "tensor_meta")
 
 
 def parent_of(node: Node) -> Node | None:
-    """Return the argument that a node is a view of, or None.
+    """Return the argument that a node views, or None.
 
     Args:
-        node: A node of a functional graph.
+        node: Node of a functional graph.
 
     Raises:
-        WholeProgramError: It may alias several arguments.
+        WholeProgramError: The node may alias several arguments.
     """
     if node.target is operator.getitem:
         source = node.args[0]
@@ -240,11 +248,11 @@ def parent_of(node: Node) -> Node | None:
     for argument, value in zip(schema_of(node.target).arguments, node.args, strict=False):
         if argument.alias_info is not None:
             return value if isinstance(value, Node) else None
-    raise WholeProgramError(f"{node.target} shares memory with more than its first arguments")
+    raise WholeProgramError(f"{node.target} aliases more than its first arguments")
 
 
 def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[View, ...]]:
-    """Return the root of a chain of views, and the views from it."""
+    """Return the root of a chain of views, and the chain."""
     views: list[View] = []
     while node not in inputs and (parent := parent_of(node)) is not None:
         views.append(_view_step(node, inputs))
@@ -255,9 +263,9 @@ def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[View, .
 def _view_step(node: Node, inputs: Mapping[Node, int]) -> View:
     index: Any = None
     if node.target is operator.getitem:
-        several: Any
-        several, index = node.args
-        node = several
+        source: Any
+        source, index = node.args
+        node = source
 
     def slot_or_value(value: Node) -> Any:
         return Slot(inputs[value]) if value in inputs else value.meta["val"]
