@@ -1,4 +1,4 @@
-"""What a node does besides computing its value."""
+"""Effects of nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Facts about torch's graphs and programs that several packages need.
+"""Analyses of torch graphs and programs that several packages need.
 
-The lowest layer: effects, in-place writes and aliases of nodes, and private parts of torch
-that more than one package needs. It replaces nothing of torch.
+The lowest layer: effects, mutations and aliases of nodes, and private torch APIs that more than
+one package uses. Nothing in torch is patched.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ from lowerdeck.torch_base.storage import Extent, MemoryMap
 from lowerdeck.torch_base.tensor_bytes import bytes_of, view_tensor
 
 __all__ = [
-    # What a node does
+    # Effects of nodes
     "Behaviours",
     "Effect",
     "writes_in_place",
-    # What shares memory
+    # Aliases
     "Extent",
     "MemoryMap",
     "MemoryUse",
@@ -106,7 +106,7 @@ __all__ = [
     "storage_identity",
     "tensor_in_file",
     "view_tensor",
-    # Numbers of dtypes and memory formats
+    # Numeric codes of dtypes and memory formats
     "DTYPES",
     "MEMORY_FORMATS",
     "SCALAR_TYPES",
@@ -134,7 +134,7 @@ __all__ = [
     "repair_program",
     "restore_users",
     "reserve_name",
-    # Programs with other parts, and a check of constants
+    # Programs with replaced parts, and a check of constants
     "changed_constant",
     "renamed_outputs",
     "set_program_parts",
@@ -163,7 +163,7 @@ __all__ = [
     "size_range",
     "upper_bound",
     "varies",
-    # Graphs in graphs
+    # Nested graphs
     "attribute_of",
     "copy_graph_module",
     "graphs_of",

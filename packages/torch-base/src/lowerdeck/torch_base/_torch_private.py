@@ -1,4 +1,4 @@
-"""All uses of private names of torch in this package; each has a test."""
+"""Uses of private torch APIs, each with a test."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = [
-    # What is re-exported from torch as it is
+    # Re-exported from torch
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
@@ -43,61 +43,61 @@ __all__ = [
 ]
 
 
-_LARGEST = 2**31 - 1
-_NO_BOUND = 2**62
+_MAX_SIZE = 2**31 - 1  # larger upper bounds count as unbounded
+_NO_BOUND = 2**62  # torch represents "unbounded" as infinity or a number near 2**63
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-"""Types of numbers that are known only when a program runs."""
+"""Types of symbolic numbers."""
 
 NormBase: type[torch.nn.Module] = _NormBase
-"""The base class of batch and instance norms of all dimensions."""
+"""Base class of all batch and instance norms."""
 
 LazyGraphModule: type[GraphModule] = _LazyGraphModule
-"""A graph module that generates its code at its first call."""
+"""Graph module that generates its code at the first call."""
 
-# The same object, with a type that checkers need not infer.
+# Explicitly typed for type checkers.
 executorch_call_delegate: HigherOrderOperator = _executorch_call_delegate
-"""torch's operator that calls a lowered module (absent from ``torch.ops`` until imported)."""
+"""Higher-order operator that calls a lowered module (not in ``torch.ops`` until imported)."""
 
 
 @functools.cache
 def core_decompositions() -> Mapping[OperatorBase, Callable[..., Any]]:
-    """Return torch's decompositions to core ATen, without those of composite operators."""
+    """Return torch's decompositions to core ATen, without composite operators."""
     return dict(_core_aten_decompositions_post_autograd())
 
 
 def reserve_name(graph: Graph, name: str) -> None:
-    """Reserve a name in ``graph``, in place, as if a node had it."""
+    """Reserve a node name in ``graph``, in place."""
     graph._graph_namespace.create_name(name, None)
 
 
 def schema_of(operator: OpOverload) -> torch.FunctionSchema:
-    """Return the schema of one overload of an operator."""
+    """Return the schema of an operator overload."""
     return operator._schema
 
 
 def find_schema(target: object) -> torch.FunctionSchema | None:
-    """Return the schema of one overload of an operator, of any dialect; None for anything else."""
+    """Return the schema of an operator overload of any dialect, or None for other objects."""
     schema: torch.FunctionSchema | None = getattr(target, "_schema", None)
     return schema
 
 
 def overload_name(operator: OpOverload) -> str:
-    """Return the name of an overload, such as ``"Tensor"``; ``"default"`` when it has none."""
+    """Return the overload name of an operator, such as ``"Tensor"`` or ``"default"``."""
     name: str = operator._overloadname
     return name
 
 
 @functools.cache
 def composite_parts(operator: OpOverload) -> Callable[..., object] | None:
-    """Return the function that computes ``operator`` by others; None if it is not composite."""
+    """Return the decomposition of a composite operator, or None for others."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     try:
         if not operator.has_kernel_for_dispatch_key(key):
             return None
     except RuntimeError:
-        return None  # Some overloads exist for TorchScript only.
-    # ``decompose`` would ask for Python's version first, which the caller may have replaced.
+        return None  # Some overloads are TorchScript-only.
+    # ``OpOverload.decompose`` prefers Python kernels, which the caller may have overridden.
     return functools.partial(operator._op_dk, key)
 
 
@@ -107,9 +107,9 @@ def is_impure(module: object) -> bool:
 
 
 def data_address(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's first element, for reading only; 0 without memory.
+    """Return the read-only address of a tensor's first element, or 0 without memory.
 
-    ``Tensor.data_ptr()`` is for writing too, and so turns a lazy clone into a real one.
+    ``Tensor.data_ptr()`` allows writes, so it would materialize a lazy clone.
     """
     try:
         start: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]  # not in its stubs
@@ -119,7 +119,7 @@ def data_address(tensor: torch.Tensor) -> int:
 
 
 def storage_identity(tensor: torch.Tensor) -> int | None:
-    """Return the identity of a tensor's storage while it lives; None without one."""
+    """Return the id of a tensor's storage, valid while it is alive, or None without storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
@@ -128,36 +128,36 @@ def storage_identity(tensor: torch.Tensor) -> int | None:
 
 
 def shared_copy(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a copy that shares memory until one side writes, or None where that cannot be.
+    """Return a copy-on-write clone, or None if unsupported.
 
-    torch then takes new memory from the allocator of the storage. A storage that has none is not
-    resizable either, and writing to its lazy copy would crash the process.
+    At a write, torch allocates with the storage's allocator. Storages without one are not
+    resizable, and writing to their lazy clone would crash.
     """
     if isinstance(tensor, FakeTensor) or tensor.layout != torch.strided:
         return None
     try:
         return torch._lazy_clone(tensor) if tensor.untyped_storage().resizable() else None
     except (NotImplementedError, RuntimeError):
-        # Memory that other processes share.
+        # Memory shared between processes.
         return None
 
 
 def expression_of(number: Any) -> Any:
-    """Return the expression of a symbol, by which it can be compared and looked up.
+    """Return the sympy expression of a symbol, for comparison and lookup.
 
-    Comparing symbols themselves would add a guard to the program that they come from.
+    Comparing symbols themselves would add guards to their program.
 
     Args:
-        number: A number, or a symbol of an exported program.
+        number: A number or a symbol.
 
     Returns:
-        A sympy expression; a number as it is.
+        A sympy expression, or ``number`` itself.
     """
     return number.node.expr if isinstance(number, SYMBOLS) else number
 
 
 def plain_number(number: Any) -> Any:
-    """Return the number that a symbol is known to be; a symbol that varies unchanged."""
+    """Return the number of a specialized symbol; other values unchanged."""
     if isinstance(number, SYMBOLS):
         node = number.node
         # ``is_number`` is False for sympy's True and False.
@@ -167,40 +167,40 @@ def plain_number(number: Any) -> Any:
 
 
 def with_plain_sizes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor of the same storage, with numbers for sizes that are one number."""
+    """Return a fake tensor of the same storage, with specialized sizes as ints."""
     mode = getattr(tensor, "fake_mode", None)
     if mode is None or not any(plain_number(size) is not size for size in tensor.shape):
         return tensor
     sizes, strides = ([*map(plain_number, values)] for values in (tensor.shape, tensor.stride()))
-    # The check of bounds would add guards to the program.
+    # The bounds check would add guards.
     with mode, mode.shape_env.suppress_guards():
         return tensor.as_strided(sizes, strides, plain_number(tensor.storage_offset()))
 
 
 def varies(number: object) -> bool:
-    """Return whether ``number`` is a symbol that is not known to be one number."""
+    """Return whether ``number`` is a symbol that is not specialized."""
     return isinstance(plain_number(number), SYMBOLS)
 
 
 def hint_of(number: Any) -> Any:
-    """Return the value of a symbol in the example inputs, None if unknown; a number unchanged.
+    """Return the hint of a symbol (its example value), or None; numbers unchanged.
 
     Args:
-        number: A number, or a symbol of an exported program.
+        number: A number or a symbol.
     """
     return number.node.hint if isinstance(number, SYMBOLS) else number
 
 
 def size_range(size: Any, ranges: Mapping[Any, Any] | None = None) -> tuple[int, int | None]:
-    """Return the smallest and the largest number that a size can be, without a guard on it.
+    """Return the lower and upper bound of a size, without adding guards.
 
     Args:
-        size: A number, or a symbol of an exported program.
-        ranges: The program's ``range_constraints``. Without them the least is too large: torch
-            takes each size that varies for 2 or more while it traces.
+        size: A number or a symbol.
+        ranges: The program's ``range_constraints``. Without them the lower bound is too large:
+            tracing assumes dynamic sizes of at least 2.
 
     Returns:
-        Both; the largest is None where there is no bound.
+        Lower and upper bound; None if unbounded above.
     """
     size = plain_number(size)
     if isinstance(size, int):
@@ -211,31 +211,30 @@ def size_range(size: Any, ranges: Mapping[Any, Any] | None = None) -> tuple[int,
 
 
 def expression_range(expression: Any, ranges: Mapping[Any, Any]) -> tuple[int, int | None]:
-    """Return the smallest and the largest number that an expression can be.
+    """Return the lower and upper bound of an expression.
 
     Args:
         expression: A sympy expression of integers.
-        ranges: The range of each of its symbols.
+        ranges: Range of each symbol.
 
     Returns:
-        Both; the least is 0 and the largest is None where there is no bound.
+        Lower and upper bound; 0 and None if unbounded.
     """
-    # Who made the symbol has loaded this module; importing it would load sympy, which takes 0.3 s.
+    # Loaded already if symbols exist; an import would load sympy (0.3 s).
     shapes: Any = torch.fx.experimental.symbolic_shapes
     bounds = shapes.bound_sympy(expression, ranges)
     if not bounds.upper < _NO_BOUND:
         bounds = bounds & shapes.bound_sympy(*_with_divisors(expression, ranges, shapes))
     least = int(bounds.lower) if bounds.lower > -_NO_BOUND else 0
-    # torch writes "no bound" as infinity, or as a number next to the largest 64-bit integer.
     return (least, int(bounds.upper)) if bounds.upper < _NO_BOUND else (least, None)
 
 
 def _with_divisors(
     expression: Any, ranges: Mapping[Any, Any], shapes: Any
 ) -> tuple[Any, dict[Any, Any]]:
-    """Return an expression with symbols of 1 or more for its divisors, and what they can be.
+    """Return an expression with positive symbols for its divisors, and all ranges.
 
-    A size that is divided by 0 is none: ``n // (n // 4)`` is at most ``n``.
+    Divisors of sizes are not 0: ``n // (n // 4)`` is at most ``n``.
     """
     extended = dict(ranges)
     divisors: dict[Any, Any] = {}
@@ -249,26 +248,25 @@ def _with_divisors(
 
 
 def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
-    """Return an upper bound of a size, or an estimate, without a guard on it.
+    """Return an upper bound of a size, or an estimate, without adding guards.
 
     Args:
-        size: A number, or a symbol of an exported program.
+        size: A number or a symbol.
 
     Returns:
-        The number; the top of a symbol's range; the symbol's value in the example inputs, where
-        the range has no top; or the least of the range, where the example has none.
+        The number, the symbol's upper bound if any, else its hint if any, else its lower bound.
     """
     if isinstance(size, int):
         return size
     least, top = size_range(size, ranges)
-    if top is not None and top <= _LARGEST:
+    if top is not None and top <= _MAX_SIZE:
         return top
     hint = hint_of(size)
     return least if hint is None else int(hint)
 
 
 class ProgramParts(TypedDict, total=False):
-    """Parts of a program, by the names of its properties."""
+    """Parts of a program, by property name."""
 
     graph_module: GraphModule
     graph_signature: ExportGraphSignature
@@ -285,8 +283,8 @@ def set_program_parts(program: ExportedProgram, **parts: Unpack[ProgramParts]) -
     """Replace parts of ``program`` in place.
 
     Args:
-        program: A program that nothing else refers to.
-        parts: The new parts, neither copied nor verified.
+        program: A program without other references.
+        parts: New parts, neither copied nor verified.
     """
     for name, value in parts.items():
         setattr(program, f"_{name}", value)
@@ -297,17 +295,17 @@ def with_parts(
     cls: type[ExportedProgram] = ExportedProgram,
     **parts: Unpack[ProgramParts],
 ) -> ExportedProgram:
-    """Return a program that shares all parts of ``program`` except those that are given.
+    """Return a program that shares all other parts with ``program``.
 
-    ``ExportedProgram(...)`` generates code, converts guards and verifies each time it is called;
-    for a thousand partitions of one program that is work for nothing: the whole is verified once.
+    ``ExportedProgram(...)`` generates code, converts guards and verifies, which is wasted on a
+    thousand partitions of a verified program.
 
     Args:
         program: Any program; not changed.
-        cls: The class of the new program.
-        parts: The new parts, neither copied nor verified.
+        cls: Class of the new program.
+        parts: New parts, neither copied nor verified.
     """
-    # Not ``copy.copy``, which pickles the subclass that lowered-module has.
+    # Not ``copy.copy``, which pickles lowered-module's subclass.
     new_program = cls.__new__(cls)
     new_program.__dict__.update(program.__dict__)
     set_program_parts(new_program, **parts)
@@ -323,26 +321,23 @@ def add_node(
     kwargs: dict[str, Any] | None = None,
     type_expr: Any = None,
 ) -> Node:
-    """Add a node at the insert point of ``graph``, as ``Graph.create_node`` does but faster.
+    """Add a node at the insert point, faster than ``Graph.create_node``.
 
-    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; the caller
-    passes none.
+    ``Graph.create_node`` searches all arguments for raw symbolic numbers; there must be none.
 
     Args:
-        op: The kind of node.
-        target: What it calls or reads.
-        name: The name wanted; it gets a number if it is taken.
-        type_expr: The type of its value, where that is known.
+        name: Preferred name; made unique.
+        type_expr: Type of the value, if known.
     """
     if graph._owning_module is not None:
-        # The owner may have hooks that run for each new node.
+        # The owner may have node creation hooks.
         return graph.create_node(op, target, args, kwargs or {}, name, type_expr)
     free = _free_name(graph, name)
     return _append(graph, Node(graph, free, op, target, args, kwargs or {}, type_expr))
 
 
 def _free_name(graph: Graph, name: str) -> str:
-    """Return ``name``, or one like it that is legal and free: what torch returns, but faster."""
+    """Return a legal, unique name, as torch does but faster."""
     namespace = graph._graph_namespace
     is_legal = name.isidentifier() and name.isascii() and name not in _illegal_names
     if not is_legal or name in namespace._used_names:
@@ -354,7 +349,7 @@ def _free_name(graph: Graph, name: str) -> str:
 def _append(graph: Graph, node: Node) -> Node:
     graph._graph_namespace._obj_to_name[node] = node.name
     graph._insert(node)
-    # Graph.find_nodes looks functions up by what they call, other nodes by their kind alone.
+    # Graph.find_nodes looks functions up by target, other nodes only by op.
     op = node.op
     key = (op, node.target if op == "call_function" else None)
     graph._find_nodes_lookup_table.table[key][node] = None
@@ -363,13 +358,10 @@ def _append(graph: Graph, node: Node) -> Node:
 
 
 def restore_users(graph: Graph) -> None:
-    """Add every node to the users of what it reads.
+    """Restore missing ``Node.users`` in place.
 
-    ``torch.export`` (2.13) leaves some out where a value made under ``no_grad`` is read once more
-    after a write. A pass that follows ``users`` would lose those edges.
-
-    Args:
-        graph: The graph; nothing changes where it is whole.
+    ``torch.export`` (2.13) omits users if a value from ``no_grad`` is read again after a write.
+    Passes that follow ``users`` would lose these edges.
     """
     for node in graph.nodes:
         for source in node._input_nodes:
@@ -384,33 +376,29 @@ def copy_node(
     name: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Node:
-    """Append a copy of ``node`` to ``graph``, as ``Graph.node_copy`` does, at a third of its cost.
-
-    ``Graph.create_node`` flattens all arguments to look for raw symbolic numbers; a copy has none
-    that its original did not have.
+    """Append a copy of ``node`` to ``graph``, at a third of the cost of ``Graph.node_copy``.
 
     Args:
-        graph: The graph to append to; it must have no owner yet.
+        graph: Target graph, without an owner.
         node: A node of another graph.
-        env: From the nodes that ``node`` reads to their copies.
-        name: The name wanted; None for that of ``node``.
-        meta: The meta of the copy; None for that of ``node``.
+        env: Copies of the inputs of ``node``.
+        name: Preferred name; that of ``node`` by default.
+        meta: Meta of the copy; that of ``node`` by default.
     """
     lookup = env.__getitem__
     args: Any = map_arg(node._args, lookup) if node._args else ()
     kwargs: Any = map_arg(node._kwargs, lookup) if node._kwargs else {}
     new_name = node.name if name is None else name
     copied = add_node(graph, node.op, node.target, args, new_name, kwargs, node.type)
-    # Filled, not replaced: setting an attribute of a node looks the node up in its graph.
+    # Update in place: setting a node attribute is slow.
     copied.meta.update(node.meta if meta is None else meta)
     return copied
 
 
 def copy_graph(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
-    """Return a copy of ``graph`` without an owner, and the copies of its nodes.
+    """Return a copy of ``graph`` without an owner, and the copy of each node.
 
-    Nodes keep their names: fx would rename the copy of a node called "input", which signatures
-    refer to.
+    Node names are kept: fx would rename a node called "input", which signatures refer to.
     """
     copied = Graph(tracer_cls=graph._tracer_cls)
     copies: dict[Node, Node] = {}
@@ -423,22 +411,22 @@ def copy_graph(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
 
 
 def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Erase ``nodes``, each without users when its turn comes, as ``Graph.erase_node`` does.
+    """Erase ``nodes`` in order, faster than ``Graph.erase_node``.
 
     Args:
-        nodes: Readers before what they read.
+        nodes: Users before their inputs.
     """
     owner = graph.owning_module
     if owner is not None and getattr(owner, "_erase_node_hooks", None):
         for node in nodes:
             graph.erase_node(node)
         return
-    forget = graph._find_nodes_lookup_table.remove
+    remove_from_table = graph._find_nodes_lookup_table.remove
     count = 0
     for node in nodes:
-        forget(node)
+        remove_from_table(node)
         node._remove_from_list()
-        # Past Node.__setattr__, which would look the node up in its graph for every attribute.
+        # Bypass the slow Node.__setattr__.
         object.__setattr__(node, "_erased", True)
         node._update_args_kwargs((), {})
         count += 1
@@ -446,19 +434,19 @@ def erase_nodes_now(graph: Graph, nodes: Iterable[Node]) -> None:
 
 
 def mark_impure(module: GraphModule) -> None:
-    """Keep dead code elimination from removing calls of ``module``, in copies of it too."""
+    """Protect calls of ``module`` and its copies from dead code elimination."""
     attributes = module.meta.setdefault(_USER_PRESERVED_ATTRIBUTES_KEY, {})
     attributes["_is_impure"] = True
     module._is_impure = True  # type: ignore[assignment]
 
 
 def reads_only_earlier(nodes: Sequence[Node]) -> bool:
-    """Return whether each of ``nodes`` reads nothing but nodes before it among ``nodes``.
+    """Return whether ``nodes`` is in topological order and reads no other nodes.
 
-    By inputs, since torch may have lost users; ``all_input_nodes`` would build a list for each.
+    By inputs, because torch may lose users; without ``all_input_nodes``, which builds lists.
 
     Args:
-        nodes: Nodes of one graph, each once.
+        nodes: Distinct nodes of one graph.
     """
     seen: dict[Node, None] = {}
     earlier = seen.keys()

@@ -1,7 +1,7 @@
-"""Aliases in a graph: which values may share memory, and which nodes read and write it.
+"""Alias analysis: groups of values that may share memory, and their readers and writers.
 
-Derived from operator schemas, without reading data. Two values of one group may share memory, two
-of different groups do not: a pass that moves or cuts nodes is too careful at worst.
+Conservative, from operator schemas: values of one group may alias, values of different groups do
+not.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NOT_COMPUTED = frozenset({"placeholder", "get_attr", "output"})
 
 
 class MemoryUse:
-    """The memory of one graph: groups of values that may share it, who reads and who writes them.
+    """Alias groups of one graph, with their readers and writers.
 
-    The cost is linear in nodes and edges.
+    O(nodes + edges).
 
     Args:
-        graph: The graph, in a legal order; build another ``MemoryUse`` after an edit.
-        module: The module that holds what the graph's nodes name; None for none.
-        shared: Nodes that share memory from outside, a list for each memory.
+        graph: The graph in topological order; results are invalid after an edit.
+        module: Owner of the graph's attributes, if any.
+        shared: Groups of nodes that share memory outside of the graph.
 
     Example:
         >>> import torch
@@ -55,12 +55,12 @@ class MemoryUse:
         shared: Iterable[Sequence[Node]] = (),
     ) -> None:
         self._behaviours = Behaviours(module)
-        self._above: dict[Node, Node] = {}
+        self._parent: dict[Node, Node] = {}
         for nodes in shared:
             for node in nodes[1:]:
                 self._join(node, nodes[0])
         self._join_attributes(graph, module)
-        # In-place changes of shape (``t_``, ``resize_``) are seen by what only looks.
+        # In-place shape changes (``t_``, ``resize_``) affect ops that read only metadata.
         self._reshapes = False
         written: list[tuple[Node, Sequence[Node]]] = []
         for node in graph.nodes:
@@ -68,12 +68,12 @@ class MemoryUse:
                 continue
             behaviour = self._behaviours.of(node)
             if behaviour.aliases:
-                for source in _chosen(node, behaviour.aliased):
+                for source in _selected_inputs(node, behaviour.aliased):
                     self._join(node, source)
             if behaviour.effect & Effect.WRITES:
                 tags = getattr(node.target, "tags", ())
                 self._reshapes |= torch.Tag.inplace_view in tags
-                written.append((node, _chosen(node, behaviour.writes)))
+                written.append((node, _selected_inputs(node, behaviour.writes)))
         self._writers: dict[Node, list[Node]] = {}
         self._writes: dict[Node, list[Node]] = {}
         for node, sources in written:
@@ -83,42 +83,39 @@ class MemoryUse:
 
     @classmethod
     def of_program(cls, program: ExportedProgram) -> MemoryUse:
-        """Return the memory of the outermost graph of ``program``.
+        """Return the memory use of the root graph of ``program``.
 
-        Parameters, buffers and constants that share a storage share memory here. Two inputs of
-        the user are taken not to.
-
-        Args:
-            program: Any exported program, straight from export or decomposed.
+        Parameters, buffers and constants may alias if their bytes overlap; user inputs are assumed
+        not to.
         """
         return cls(program.graph, program.graph_module, shared_inputs(program))
 
     def group(self, node: Node) -> Node:
-        """Return the representative of all values that ``node`` may share memory with."""
+        """Return the representative of the alias group of ``node``."""
         root = node
-        while (above := self._above.get(root, root)) is not root:
-            root = above
+        while (parent := self._parent.get(root, root)) is not root:
+            root = parent
         while node is not root:
-            node, self._above[node] = self._above.get(node, node), root
+            node, self._parent[node] = self._parent.get(node, node), root
         return root
 
     def writers(self, node: Node) -> Sequence[Node]:
-        """Return the nodes that may write the memory of ``node``, in the graph's order."""
+        """Return the nodes that may write the memory of ``node``, in graph order."""
         return self._writers.get(self.group(node), ())
 
     def writes(self, node: Node) -> Sequence[Node]:
-        """Return the groups that ``node`` may write."""
+        """Return the alias groups that ``node`` may write."""
         return self._writes.get(node, ())
 
     def reads(self, node: Node) -> Sequence[Node]:
-        """Return the groups whose bytes ``node`` may read.
+        """Return the alias groups whose bytes ``node`` may read.
 
-        What only looks at how memory is seen (a view, an element of a tuple, a question about a
-        shape) reads none, unless the graph changes shapes in place.
+        Metadata-only ops (views, getitem of a tuple, sizes) read none, unless the graph changes
+        shapes in place.
         """
         if node.op in {"placeholder", "get_attr"}:
             return ()
-        if not self._reshapes and self._only_looks(node):
+        if not self._reshapes and self._reads_metadata_only(node):
             return ()
         return self._groups(node.all_input_nodes)
 
@@ -126,7 +123,7 @@ class MemoryUse:
         return list(dict.fromkeys(map(self.group, nodes)))
 
     def _join(self, node: Node, other: Node) -> None:
-        self._above[self.group(node)] = self.group(other)
+        self._parent[self.group(node)] = self.group(other)
 
     def _join_attributes(self, graph: Graph, module: torch.nn.Module | None) -> None:
         by_path: dict[str, Node] = {}
@@ -141,18 +138,18 @@ class MemoryUse:
             for node in nodes:
                 self._join(node, nodes[0])
 
-    def _only_looks(self, node: Node) -> bool:
+    def _reads_metadata_only(self, node: Node) -> bool:
         if node.op != "call_function":
             return False
         if node.target is operator.getitem:
             source, index = node.args
             value = source.meta.get("val") if isinstance(source, Node) else None
             return isinstance(value, list | tuple) or _is_basic(index)
-        return self._behaviours.of(node).only_looks
+        return self._behaviours.of(node).reads_metadata_only
 
 
 def shared_inputs(program: ExportedProgram) -> list[list[Node]]:
-    """Return the placeholders of ``program`` whose tensors share memory, a list for each memory.
+    """Return the groups of placeholders whose tensors overlap in memory.
 
     Args:
         program: Its parameters, buffers and constants are compared.
@@ -161,23 +158,19 @@ def shared_inputs(program: ExportedProgram) -> list[list[Node]]:
 
 
 def _overlapping(tensors: Mapping[Node, torch.Tensor]) -> list[list[Node]]:
-    """Return the nodes of tensors that share memory, a list for each memory."""
+    """Return the groups of nodes whose tensors overlap; empty tensors are left out."""
     extents = {node: Extent.of(tensor) for node, tensor in tensors.items()}
     memory = MemoryMap(extents.values())
     by_memory: dict[Extent | None, list[Node]] = {}
     for node, extent in extents.items():
         by_memory.setdefault(memory.find(extent), []).append(node)
-    # Empty tensors are in no memory.
+    # Empty tensors overlap none.
     by_memory.pop(None, None)
     return list(by_memory.values())
 
 
 def state_tensors(program: ExportedProgram) -> dict[Node, torch.Tensor]:
-    """Return the tensor of each placeholder of ``program`` that has one.
-
-    Args:
-        program: Any exported program; with parameters, buffers and constants.
-    """
+    """Return the parameter, buffer or constant of each placeholder that has one."""
     placeholders = program.graph.find_nodes(op="placeholder")
     tensors: dict[Node, torch.Tensor] = {}
     for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
@@ -187,8 +180,8 @@ def state_tensors(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     return tensors
 
 
-def _chosen(node: Node, arguments: Sequence[tuple[int, str]]) -> Sequence[Node]:
-    """Return the nodes among the arguments at these positions or of these names; all for none."""
+def _selected_inputs(node: Node, arguments: Sequence[tuple[int, str]]) -> Sequence[Node]:
+    """Return the nodes in the arguments with these positions or names, or all inputs if empty."""
     if not arguments:
         return node.all_input_nodes
     nodes: list[Node] = []
@@ -200,7 +193,7 @@ def _chosen(node: Node, arguments: Sequence[tuple[int, str]]) -> Sequence[Node]:
             nodes.append(argument)
         elif isinstance(argument, (list, tuple)):
             nodes.extend(item for item in argument if isinstance(item, Node))
-    # A keyword under another name than the schema's: be careful rather than wrong.
+    # Conservative for keywords that are not in the schema.
     return nodes or node.all_input_nodes
 
 

@@ -1,4 +1,4 @@
-"""Arguments of a call by the names of its operator's schema."""
+"""Arguments of a call by schema name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from lowerdeck.torch_base._torch_private import OpOverload, schema_of
 
 
 def arguments_of(node: Node) -> dict[str, Any]:
-    """Return a call's arguments by name, in the schema's order, with defaults filled in.
+    """Return a call's arguments by name, in schema order, with defaults.
 
     Returns:
-        Names and values; these hold nodes where the call does. Where torch takes one number for
-        several (``stride=[2]`` of a convolution in two dimensions), it is repeated.
-        Empty without a schema, such as ``getitem``.
+        Values by name, empty without a schema (``getitem``). One-element lists such as
+        ``stride=[2]`` are expanded to the schema's length.
 
     Example:
         >>> import torch
@@ -33,7 +32,7 @@ def arguments_of(node: Node) -> dict[str, Any]:
     arguments.update(node.kwargs)
     for name, _, length in schema:
         value = arguments[name]
-        # export keeps the short form that its user wrote.
+        # torch.export keeps the one-element form.
         if length is not None and isinstance(value, (list, tuple)) and len(value) == 1:
             arguments[name] = immutable_list(list(value) * length)
     return arguments
@@ -41,13 +40,13 @@ def arguments_of(node: Node) -> dict[str, Any]:
 
 @cache
 def _schema(operator: OpOverload) -> tuple[tuple[str, Any, int | None], ...]:
-    # Reading a schema costs more than all the rest of a node; there are few operators.
+    # Cached: reading a schema is slow.
     return tuple(
-        (argument.name, _fixed(argument.default_value), argument.N)  # type: ignore[attr-defined]
+        (argument.name, _as_immutable(argument.default_value), argument.N)  # type: ignore[attr-defined]
         for argument in schema_of(operator).arguments
     )
 
 
-def _fixed(default: Any) -> Any:
-    # All callers share the default.
+def _as_immutable(default: Any) -> Any:
+    # Immutable, because callers share it.
     return immutable_list(default) if isinstance(default, list) else default

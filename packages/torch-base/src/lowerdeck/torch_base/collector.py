@@ -1,4 +1,4 @@
-"""Pause of the cyclic garbage collector while large graphs are built."""
+"""Pause the cyclic garbage collector while large graphs are built."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _LOCK = threading.Lock()
-_WAS_ON: list[bool] = []
-"""For each holder, whether the collector was on when it came."""
+_WAS_ENABLED: list[bool] = []
+"""Whether the collector was enabled at each active ``collector_held``."""
 
 
 @contextmanager
 def collector_held() -> Iterator[None]:
-    """Pause the cyclic garbage collector, which finds nothing in a growing graph.
+    """Pause the cyclic garbage collector, which frees nothing in a growing graph.
 
-    Each pass walks all graphs of the process: a quarter to a third of the time of building large
-    ones. The switch is one for the process: the first holder turns it off, and the last one, in
-    whatever thread, restores it. Do not hold it while code of users runs, which may leave
-    garbage behind.
+    Collections walk all graphs of the process, which takes a quarter to a third of the time of
+    building large ones. The setting is process-wide: the first context disables it, and the last
+    one, in any thread, restores it. Do not run user code inside, which may create garbage.
 
     Example:
         >>> import gc
@@ -31,12 +30,12 @@ def collector_held() -> Iterator[None]:
         True
     """
     with _LOCK:
-        _WAS_ON.append(gc.isenabled())
+        _WAS_ENABLED.append(gc.isenabled())
         gc.disable()
     try:
         yield
     finally:
         with _LOCK:
-            # The entry that is left at last is that of the first holder.
-            if _WAS_ON.pop() and not _WAS_ON:
+            # The last remaining entry is the first context's.
+            if _WAS_ENABLED.pop() and not _WAS_ENABLED:
                 gc.enable()

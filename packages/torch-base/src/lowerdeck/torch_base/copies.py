@@ -1,4 +1,4 @@
-"""Copies of tensors that cost nothing until one side writes."""
+"""Copy-on-write copies of tensors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy that shares memory until one side writes, where torch can share it.
+    """Return a copy-on-write copy where torch supports it, else a real copy.
 
     Args:
-        tensor: Any tensor. What has no storage (sparse), and memory that torch could not replace
-            by its own when it is written, is truly copied: what ``torch.load`` read or mapped,
-            what numpy or another process lent. A fake one costs nothing.
+        tensor: Any tensor. Sparse tensors, and memory without a torch allocator (from
+            ``torch.load``, numpy or other processes), are copied.
 
     Returns:
-        A tensor of the same class, also for parameters, with the same ``requires_grad``.
+        A tensor of the same class (also for parameters) and ``requires_grad``.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -42,33 +41,34 @@ def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class OwnCopies:
-    """Copies tensors, lazily where torch can; copies of tensors that share memory share it.
+    """Copies tensors, copy-on-write where supported, and preserves their aliases.
 
     Args:
-        tensors: All that will be copied. Others among them cost nothing.
+        tensors: All tensors that will be copied; other objects are ignored.
     """
 
     def __init__(self, tensors: Iterable[object]) -> None:
-        # Held, so that no identity and no address is given to another one meanwhile.
-        self._held = [value for value in tensors if _is_plain(value)]
-        self._storages = {id(value): storage_identity(value) for value in self._held}
+        # Kept alive, because ids and addresses are keys.
+        self._originals = [value for value in tensors if _is_plain(value)]
+        self._storages = {id(value): storage_identity(value) for value in self._originals}
         self._sharers = Counter(self._storages.values())
-        self._whole: dict[object, torch.Tensor] = {}
+        self._lazy: dict[object, torch.Tensor] = {}
         self._parts: dict[Extent, torch.UntypedStorage] = {}
 
     @cached_property
     def _memory(self) -> MemoryMap:
-        """The extents of all tensors; needed only if a storage is shared or truly copied."""
-        return MemoryMap(map(_in_storage, self._held))
+        """Extents of all tensors; needed only for shared or really copied storages."""
+        return MemoryMap(map(_in_storage, self._originals))
 
     def of(self, value: Any) -> Any:
-        """Return the copy of ``value``; anything but a tensor is returned as it is."""
+        """Return the copy of a tensor, or other values unchanged."""
         storage = self._storages.get(id(value))
         if storage is not None and self._sharers.pop(storage, 0) == 1:
-            # Nearly every weight has its storage to itself; a second request finds it below.
+            # Fast path: most weights do not share their storage; repeated requests are handled
+            # below.
             copied = shared_copy(value)
             if copied is not None:
-                self._whole[storage] = copied
+                self._lazy[storage] = copied
                 return _as(value, copied)
         if not isinstance(value, torch.Tensor):
             return value
@@ -78,18 +78,18 @@ class OwnCopies:
         extent = self._memory.find(_in_storage(value))
         if extent is None:
             return lazy_clone(value)
-        # A lazy copy is one of the whole storage; a true one is of what is asked for, for all
-        # weights read from one file may be parts of one storage.
+        # Lazy copies share the whole storage; real copies contain only the extent, because one
+        # storage may hold all weights of a file.
         whole = extent.space
-        if whole not in self._whole and extent not in self._parts:
+        if whole not in self._lazy and extent not in self._parts:
             data = _bytes(source)
             shared = shared_copy(data)
             if shared is None:
                 copied = data[extent.start : extent.end].clone()
                 self._parts[extent] = copied.untyped_storage()
             else:
-                self._whole[whole] = shared
-        lazy = self._whole.get(whole)
+                self._lazy[whole] = shared
+        lazy = self._lazy.get(whole)
         shift = 0 if lazy is not None else extent.start // source.element_size()
         view = torch.empty(0, dtype=source.dtype, device=source.device)
         view.set_(
@@ -102,7 +102,7 @@ class OwnCopies:
 
 
 def _as(original: torch.Tensor, copied: torch.Tensor) -> torch.Tensor:
-    """Return ``copied`` as a tensor of the kind of ``original``."""
+    """Return ``copied`` with the class and requires_grad of ``original``."""
     if isinstance(original, torch.nn.Parameter):
         return torch.nn.Parameter(copied, requires_grad=original.requires_grad)
     copied = copied.detach() if copied.requires_grad else copied
@@ -116,7 +116,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _in_storage(tensor: torch.Tensor) -> Extent:
-    """Return the extent of ``tensor`` in its storage, aligned to sixteen bytes for every type."""
+    """Return the extent of ``tensor`` in its storage, with its start aligned to 16 bytes."""
     extent = Extent.of(tensor)
     first = int(tensor.storage_offset()) * tensor.element_size()
     start = first // 16 * 16
@@ -132,14 +132,13 @@ def _is_plain(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def copy_module(module: torch.nn.Module, *, share_parameters: bool = False) -> torch.nn.Module:
-    """Return a deep copy of a module, also of one whose weights are computed.
+    """Return a deep copy of a module, also with computed weights.
 
-    ``torch.nn.utils.weight_norm`` keeps the weight that it computed last as an attribute, of which
-    ``copy.deepcopy`` makes no copy because it has a history of gradients; the copy keeps its
-    elements, until its next call computes them again.
+    ``torch.nn.utils.weight_norm`` stores its last computed weight as an attribute, which
+    ``copy.deepcopy`` rejects because it is not a leaf; here its detached value is copied.
 
     Args:
-        share_parameters: Whether the copy has the parameters of the module itself.
+        share_parameters: Whether the copy shares the module's parameters.
     """
     memo: dict[int, Any] = {}
     if share_parameters:

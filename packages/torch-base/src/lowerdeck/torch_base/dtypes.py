@@ -1,8 +1,7 @@
-"""Numbers of dtypes and memory formats in a program, which torch defines in C++ only.
+"""Numeric codes of dtypes and memory formats, which torch defines only in C++.
 
-They are those of ``c10::ScalarType`` and ``c10::MemoryFormat``. Types whose elements share bytes
-or need a scale (``bits8``, ``uint4``, ``quint8``) are left out: a tensor in a program is an
-array of numbers.
+These are ``c10::ScalarType`` and ``c10::MemoryFormat``, without sub-byte and quantized dtypes
+(``bits8``, ``uint4``, ``quint8``).
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ DTYPES = MappingProxyType(
         29: torch.uint64,
     }
 )
-"""The dtype of each number that an element type has in a program."""
+"""Dtype by ``c10::ScalarType`` code."""
 
 SCALAR_TYPES = MappingProxyType({dtype: number for number, dtype in DTYPES.items()})
-"""The number of each dtype that a program's tensor can have."""
+"""``c10::ScalarType`` code by dtype."""
 
 MEMORY_FORMATS = MappingProxyType(
     {
@@ -48,19 +47,19 @@ MEMORY_FORMATS = MappingProxyType(
         3: torch.channels_last_3d,
     }
 )
-"""The memory format of each number (``c10::MemoryFormat``) that programs keep as arguments."""
+"""Memory format by ``c10::MemoryFormat`` code."""
 
 _BY_RANK = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def is_channels_last(tensor: torch.Tensor) -> bool:
-    """Return whether a program stores a tensor with its channels last.
+    """Return whether a program stores a tensor in channels-last format.
 
-    A tensor of one channel, or one pixel, is contiguous in both formats. The compiler of a
-    partition and the emitter of the rest must agree, and more kernels take the default format.
+    Tensors with one channel or one pixel are contiguous in both formats and count as default,
+    which more kernels support. Backends and the emitter must agree on this.
 
     Args:
-        tensor: A tensor, real or fake.
+        tensor: A real or fake tensor.
     """
     memory_format = _BY_RANK.get(tensor.dim())
     if memory_format is None:
@@ -68,5 +67,5 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
     try:
         return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=memory_format)
     except RuntimeError:
-        # It depends on sizes that are read from data.
+        # Depends on unbacked sizes.
         return False

@@ -1,4 +1,4 @@
-"""Tensors in files without a name: memory that the system may take back at any time."""
+"""Tensors in unlinked mapped files, whose pages the system can evict."""
 
 from __future__ import annotations
 
@@ -12,37 +12,35 @@ import torch
 
 from lowerdeck.torch_base.tensor_bytes import bytes_of
 
-_POSIX = os.name == "posix"
-"""Whether a file can lose its name while it is mapped."""
+_CAN_UNLINK_MAPPED = os.name == "posix"
+"""Whether mapped files can be unlinked."""
 
 
 def tensor_in_file(
     pieces: Iterable[torch.Tensor], count: int, dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """Return a tensor that is stored in a mapped file.
+    """Return a tensor in a memory-mapped temporary file.
 
-    The file is in the system's folder for temporary ones (``TMPDIR``) and already unlinked: the
-    system frees it after its last use, also if the process is killed.
+    The file (in ``TMPDIR``) is already unlinked, so the system frees it after its last use, even
+    if the process is killed.
 
     Args:
-        pieces: The elements, some after the other, each piece of the dtype ``dtype``. They are
-            written as they come, so that one of them at a time is in memory.
-        count: How many elements there are together, at least one.
+        pieces: Consecutive elements, of dtype ``dtype``; each piece is written before the next one
+            is requested.
+        count: Total number of elements, at least one.
 
     Returns:
-        ``dtype[count]``, or None where such a file cannot be written: the disk is full, or the
-        system keeps files that are mapped from being deleted.
+        ``dtype[count]``, or None if the disk is full or mapped files cannot be deleted.
 
     Warns:
-        RuntimeWarning: It cannot be written, so that the caller takes memory; the same words each
-            time, as what cannot be written once will not be the next time.
+        RuntimeWarning: The file cannot be written; the text is constant, so that it is shown once.
 
     Example:
         >>> halves = (torch.full([2], float(number)) for number in range(2))
         >>> tensor_in_file(halves, 4, torch.float32)
         tensor([0., 0., 1., 1.])
     """
-    if not _POSIX:
+    if not _CAN_UNLINK_MAPPED:
         return None
     path = ""
     try:
@@ -53,9 +51,9 @@ def tensor_in_file(
         return torch.from_file(path, shared=False, size=count, dtype=dtype)
     except OSError as error:
         warnings.warn(
-            f"{tempfile.tempdir or 'the folder of temporary files'} has no room for tensors that "
-            f"are made on the way ({error.strerror or error}): they take memory instead; name a "
-            "folder that has in TMPDIR",
+            f"{tempfile.tempdir or 'the temporary folder'} has no room for intermediate tensors "
+            f"({error.strerror or error}): they take memory instead; set TMPDIR to a folder with "
+            "free space",
             RuntimeWarning,
             stacklevel=2,
         )

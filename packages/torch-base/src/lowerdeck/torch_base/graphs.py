@@ -1,4 +1,4 @@
-"""Walks over programs' graphs and graphs in them, copies of them, and what nodes refer to."""
+"""Traversal, copies and repairs of programs' graphs and nested graphs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from lowerdeck.torch_base._torch_private import (
 from lowerdeck.torch_base.sources import describe_node
 
 _CONSTANTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-_INNER = "export.access_subclass_inner_tensor.default"
+_SUBCLASS_ACCESS = "export.access_subclass_inner_tensor.default"
 
 
 def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
-    """Yield ``graph_module`` and every graph nested in it that a node refers to, each once.
+    """Yield ``graph_module`` and all nested graphs referenced by nodes, each once.
 
-    Graphs inside earlier delegates are not among them: a delegate is closed.
+    Graphs in delegates are not included.
     """
     seen: set[GraphModule] = set()
     waiting = [graph_module]
@@ -46,15 +46,15 @@ def graphs_of(graph_module: GraphModule) -> Iterator[GraphModule]:
 
 
 def is_getitem(node: Node) -> bool:
-    """Return whether ``node`` takes an element of a value."""
+    """Return whether ``node`` is a getitem call."""
     return node.op == "call_function" and node.target is operator.getitem
 
 
 def attribute_of(module: torch.nn.Module, reference: Node | str) -> object:
-    """Return an attribute of ``module``, or None where there is none.
+    """Return an attribute of ``module``, or None if missing.
 
     Args:
-        reference: A node whose target is the attribute's dotted path, or the path itself.
+        reference: A get_attr node, or a dotted path.
     """
     path = reference if isinstance(reference, str) else str(reference.target)
     value: object = module
@@ -64,7 +64,7 @@ def attribute_of(module: torch.nn.Module, reference: Node | str) -> object:
 
 
 def copy_graph_module(graph_module: GraphModule) -> GraphModule:
-    """Return a copy of the graph and all nested graphs; tensors and delegates are shared."""
+    """Return a copy with all nested graphs; tensors and delegates are shared."""
     memo: dict[int, Any] = {}
     for gm in graphs_of(graph_module):
         for holder in (*gm.parameters(recurse=False), *gm.buffers(recurse=False)):
@@ -73,15 +73,15 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
             value = attribute_of(gm, node)
             if not isinstance(value, GraphModule):
                 memo[id(value)] = value
-        # Prepared: fx would copy it at three times the cost.
+        # Precopied: fx takes three times as long.
         memo[id(gm.graph)], _ = copy_graph(gm.graph)
     return copy.deepcopy(_lazy(graph_module), memo)
 
 
 def _lazy(graph_module: GraphModule) -> GraphModule:
-    """Return ``graph_module`` as one whose copies generate code at their first call.
+    """Return ``graph_module`` as a ``LazyGraphModule``, so that copies generate code lazily.
 
-    Generating it is a third of the cost of a copy, and most copies are compiled, not run.
+    Code generation is a third of the cost of a copy, and most copies never run.
     """
     if type(graph_module).__bases__ != (GraphModule,):
         return graph_module
@@ -91,15 +91,15 @@ def _lazy(graph_module: GraphModule) -> GraphModule:
 
 
 def repair_program(program: ExportedProgram) -> ExportedProgram:
-    """Return ``program`` with what torch 2.13 leaves wrong in right programs repaired.
+    """Return ``program`` with defects of torch 2.13's export repaired.
 
-    Missing ``Node.users`` are restored in place, which is not observable (see
-    :func:`restore_users`). The rest is done in a copy: placeholders get the names in the signature
-    (fx renames the copy of a node called "input" or "dict"), and sizes that torch has specialized
-    (``Dim.AUTO``) but still represents as symbols become numbers. O(edges).
+    Missing ``Node.users`` are restored in place (see :func:`restore_users`). Other repairs are
+    made in a copy: placeholders get their signature names (fx renames copies of nodes called
+    "input" or "dict"), and specialized sizes (``Dim.AUTO``) that are still symbols become ints.
+    O(edges).
 
     Returns:
-        The program itself, or a copy on the same tensors.
+        The program itself, or a copy that shares its tensors.
     """
     for module in graphs_of(program.graph_module):
         restore_users(module.graph)
@@ -117,7 +117,7 @@ def repair_program(program: ExportedProgram) -> ExportedProgram:
 
 
 def _plain_values(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Return tensors in place of those with specialized sizes, by the name of the node."""
+    """Return replacements for tensors with specialized symbols, by node name."""
     if not program.range_constraints:
         return {}
     tensors = {
@@ -130,7 +130,7 @@ def _plain_values(program: ExportedProgram) -> dict[str, torch.Tensor]:
 
 
 def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
-    """Return the names that the signature has for placeholders of other names."""
+    """Return the signature names of placeholders with other names."""
     graph = program.graph
     nodes = graph.find_nodes(op="placeholder")
     names = [getattr(spec.arg, "name", None) for spec in program.graph_signature.input_specs]
@@ -143,16 +143,16 @@ def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
     }
     other_names = {node.name for node in graph.nodes if node not in renamed} if renamed else set()
     if len({*renamed.values()} - other_names) < len(renamed):
-        return {}  # A pass renamed them on purpose.
+        return {}  # Intentionally renamed by a pass.
     return renamed
 
 
 def renamed_outputs(signature: ExportGraphSignature, graph: Graph) -> ExportGraphSignature:
-    """Return a signature like ``signature`` whose outputs have the names of returned nodes.
+    """Return a copy of ``signature`` with the names of the graph's output nodes.
 
     Args:
-        signature: Of the graph, before what it returns was replaced by others of its kind.
-        graph: The outermost graph of a program.
+        signature: Signature before output nodes were replaced.
+        graph: Root graph of a program.
     """
     values: Any = graph.output_node().args[0]
     outputs: list[Any] = [
@@ -163,17 +163,16 @@ def renamed_outputs(signature: ExportGraphSignature, graph: Graph) -> ExportGrap
 
 
 def changed_constant(program: ExportedProgram) -> str | None:
-    """Describe the first constant of a program that does not fit its graph; None if all fit.
+    """Return a description of the first constant that does not match its graph, or None.
 
-    A graph is traced for one shape and dtype of each constant. Another tensor in ``state_dict`` or
-    ``constants`` would be read as if it were that, past its end or in the wrong type.
+    Graphs are traced for one shape and dtype of each constant. A different tensor in
+    ``state_dict`` or ``constants`` would be read out of bounds or with the wrong dtype.
 
     Args:
-        program: Any program. Of subclasses of tensors, the tensors that they are made of are
-            looked at, as far as the graph names them.
+        program: Any program. Inner tensors of subclasses are checked if the graph accesses them.
 
     Returns:
-        A sentence without its full stop, with the constant's name and who reads it.
+        A sentence without full stop, with the constant's name and its user.
 
     Example:
         >>> program = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
@@ -193,7 +192,11 @@ def changed_constant(program: ExportedProgram) -> str | None:
         if node.op == "placeholder" and node.name in targets:
             name = targets[node.name]
             tensor = state.get(name, constants.get(name))
-        elif node.op == "call_function" and str(node.target) == _INNER and node.args[0] in holders:
+        elif (
+            node.op == "call_function"
+            and str(node.target) == _SUBCLASS_ACCESS
+            and node.args[0] in holders
+        ):
             (outer, holder), part = holders[node.args[0]], str(node.args[1])
             name, tensor = f"{outer}.{part}", getattr(holder, part, None)
         else:
@@ -202,7 +205,7 @@ def changed_constant(program: ExportedProgram) -> str | None:
         exported = node.meta.get("val")
         if not isinstance(tensor, torch.Tensor) or not isinstance(exported, torch.Tensor):
             continue
-        # Comparing symbolic sizes would add a guard.
+        # Comparing symbolic sizes would add guards.
         is_static = all(isinstance(size, int) for size in exported.shape)
         if is_static and (tensor.shape, tensor.dtype) != (exported.shape, exported.dtype):
             reader = next(iter(node.users), None)

@@ -1,4 +1,4 @@
-"""Effects of nodes: writes in place, random numbers, side effects and changes of mode."""
+"""Effects of nodes: in-place writes, random numbers, side effects and mode changes."""
 
 from __future__ import annotations
 
@@ -32,25 +32,24 @@ _RANDOM_MODULES = (
 
 
 class Behaviours:
-    """Effects of the nodes of one graph module, computed once for each callee."""
+    """Effects of the nodes of one graph module, cached by callee."""
 
     def __init__(self, gm: torch.nn.Module | None) -> None:
         self._gm = gm
-        # By identity: hashing an operator is a call into Python, and every node asks. The callee
-        # is held, so that no other one gets its identity.
+        # By id: hashing an operator calls Python code. Callees are kept alive.
         self._functions: dict[int, tuple[object, Behaviour, bool]] = {}
         self._others: dict[tuple[str, str], Behaviour] = {}
 
     def is_plain(self, node: Node) -> bool:
-        """Return whether ``node`` surely does nothing but compute its value; cheap."""
+        """Return whether ``node`` is known to be pure (fast, conservative)."""
         if node.op != "call_function":
             return node.op in {"placeholder", "get_attr", "output"}
-        # Looked up here too: each call of Python counts, and every node asks.
+        # Inlined lookup for speed.
         _, _, plain = self._functions.get(id(node.target)) or self._callee(node)
         return plain and not ("inplace" in node.kwargs or "out" in node.kwargs)
 
     def of(self, node: Node) -> Behaviour:
-        """Return what ``node`` does."""
+        """Return the behaviour of ``node``."""
         if node.op == "call_function":
             return self._function(node)
         if node.op not in {"call_method", "call_module"}:
@@ -66,7 +65,7 @@ class Behaviours:
         return self.of(node).effect
 
     def _callee(self, node: Node) -> tuple[object, Behaviour, bool]:
-        """Return the callee of a call_function, what it does, and whether that is nothing."""
+        """Return the callee of a call_function, its behaviour, and whether it is pure."""
         target = node.target
         callee = self._functions.get(id(target))
         if callee is None:
@@ -80,7 +79,7 @@ class Behaviours:
         _, behaviour, _ = self._callee(node)
         if isinstance(node.target, HigherOrderOperator):
             return replace(behaviour, effect=behaviour.effect | self._nested(node))
-        for index, name in behaviour.spared_by:
+        for index, name in behaviour.write_flag:
             argument = node.args[index] if 0 <= index < len(node.args) else node.kwargs.get(name)
             if argument is False:
                 return _without_writes(behaviour)
@@ -94,7 +93,7 @@ class Behaviours:
         return behaviour
 
     def _nested(self, node: Node) -> Effect:
-        """Return the effects of the graphs that a higher-order operator is given."""
+        """Return the effects of a higher-order operator's subgraphs."""
         effect = Effect.NONE
         for source in node.all_input_nodes:
             if source.op != "get_attr" or self._gm is None:
@@ -115,7 +114,7 @@ class Behaviours:
         for inner in module.modules():
             if isinstance(inner, GraphModule):
                 behaviours = Behaviours(inner)
-                # An operator does the same in each graph; a thousand submodules share the answers.
+                # Operators behave the same in all graphs, so submodules share the cache.
                 behaviours._functions = self._functions
                 for node in inner.graph.nodes:
                     if not behaviours.is_plain(node):
@@ -139,10 +138,10 @@ def _without_writes(behaviour: Behaviour) -> Behaviour:
 
 
 def writes_in_place(gm: GraphModule) -> bool:
-    """Return whether a node of ``gm`` writes what it reads, at a quarter of ``MemoryUse``'s cost.
+    """Return whether a node of ``gm`` mutates an input, at a quarter of ``MemoryUse``'s cost.
 
     Args:
-        gm: Its own graph is looked at, and those that its nodes are given.
+        gm: Its graph and subgraphs of higher-order calls are searched.
     """
     behaviours = Behaviours(gm)
     return any(

@@ -1,4 +1,4 @@
-"""Removal of modes that change no result, and of marks of preserved calls."""
+"""Remove no-op mode regions and tracepoints of preserved calls."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lowerdeck.torch_base.graphs import (
     renamed_outputs,
 )
 
-_MARK = "_export_tracepoint"
+_TRACEPOINT = "_export_tracepoint"
 _AUTOCAST = "wrap_with_autocast"
-# Where regions take their graph.
+# Argument index of a region's graph.
 _BODY_AT = {"wrap_with_set_grad_enabled": 1, _AUTOCAST: 4}
 _SET_GRAD = "_set_grad_enabled"
 _ENTER = "_enter_autocast"
@@ -29,17 +29,16 @@ _EXIT = "_exit_autocast"
 def remove_noop_mode_regions(exported_program: ExportedProgram) -> ExportedProgram:
     """Return a program with no-op mode regions (gradient modes, disabled autocast) inlined.
 
-    ``torch.export`` puts calls in another mode into a nested graph, at whose boundary partitions
-    end. Gradient modes change no result, nor does disabled autocast in a program that never
-    enables it. Calls that enter and leave such a mode are removed, and so are the markers of
-    preserved calls that export leaves in regions. Values without gradients may have them
-    afterwards.
+    ``torch.export`` outlines calls in another mode to a nested graph, which partitions cannot
+    cross. Gradient modes do not change results, nor does disabled autocast in a program that never
+    enables it. Calls that enter and exit such modes, and tracepoints in regions, are removed too.
+    Values without gradients may have them afterwards.
 
     Args:
-        exported_program: Any program; not changed, and returned itself if it has none of these.
+        exported_program: Any program; not changed, and returned itself without no-op modes.
 
     Returns:
-        A program on the same tensors; nodes and signatures keep their names where possible.
+        A program that shares all tensors; node and signature names are kept where possible.
 
     Example:
         >>> import torch
@@ -57,7 +56,7 @@ def remove_noop_mode_regions(exported_program: ExportedProgram) -> ExportedProgr
         return exported_program
     copied = copy_graph_module(exported_program.graph_module)
     named = frozenset(_named(exported_program))
-    # The innermost first, so that what is inlined holds no no-op modes any more.
+    # Innermost first, so that inlined graphs have no no-op modes.
     for gm in reversed(list(graphs_of(copied))):
         _remove_noops(gm, casts, named if gm is copied else ())
         gm.recompile()
@@ -66,7 +65,7 @@ def remove_noop_mode_regions(exported_program: ExportedProgram) -> ExportedProgr
 
 
 def _name(node: Node) -> str:
-    # Operators of a loaded program are other objects than those of an exported one.
+    # By name: loaded programs have other operator objects.
     return getattr(node.target, "__name__", "") if node.op == "call_function" else ""
 
 
@@ -75,9 +74,9 @@ def _enables_autocast(node: Node) -> bool:
 
 
 def _is_noop(gm: GraphModule, node: Node, casts: bool) -> bool:
-    """Return whether a mode changes no result; ``casts`` where autocast is on somewhere."""
+    """Return whether a mode node is a no-op; ``casts``: whether the program enables autocast."""
     name = _name(node)
-    if name == _MARK:
+    if name == _TRACEPOINT:
         return all(user.target is operator.getitem for user in node.users)
     if name == _SET_GRAD:
         return not node.users
@@ -93,28 +92,28 @@ def _is_noop(gm: GraphModule, node: Node, casts: bool) -> bool:
 
 
 def _reference(region: Node) -> Node:
-    """Return the node that names a region's graph."""
+    """Return the get_attr node of a region's graph."""
     reference: Any = region.args[_BODY_AT[_name(region)]]
     return reference  # type: ignore[no-any-return]
 
 
 def _remove_noops(gm: GraphModule, casts: bool, named: Collection[str]) -> None:
-    """Remove no-op modes from one graph, in place."""
+    """Remove no-op modes from one graph in place."""
     for node in list(gm.graph.nodes):
         if not _is_noop(gm, node, casts):
             continue
         if _name(node) in _BODY_AT:
             _inline(gm, node, named)
             continue
-        if _name(node) == _MARK:
-            _pass_on(node, node.args, named)
+        if _name(node) == _TRACEPOINT:
+            _replace_results(node, node.args, named)
         for user in list(node.users):
             gm.graph.erase_node(user)
         gm.graph.erase_node(node)
 
 
-def _pass_on(call: Node, results: Any, named: Collection[str]) -> None:
-    """Replace the elements of a call's result by ``results``."""
+def _replace_results(call: Node, results: Any, named: Collection[str]) -> None:
+    """Replace getitem nodes of a call by ``results``."""
     for user in list(call.users):
         result = results[user.args[1]]
         user.replace_all_uses_with(result)
@@ -135,7 +134,7 @@ def _inline(gm: GraphModule, region: Node, named: Collection[str]) -> None:
         results = graph.graph_copy(body.graph, env)
     for node in body.graph.find_nodes(op="get_attr"):
         env[node].target = _add_attribute(gm, str(node.target), attribute_of(body, node))
-    _pass_on(region, results, named)
+    _replace_results(region, results, named)
     graph.erase_node(region)
     if not reference.users:
         graph.erase_node(reference)
@@ -144,7 +143,7 @@ def _inline(gm: GraphModule, region: Node, named: Collection[str]) -> None:
 
 
 def _add_attribute(gm: GraphModule, name: str, value: object) -> str:
-    """Add an attribute of a nested graph to ``gm``; return its name there."""
+    """Add an attribute to ``gm`` under a unique name; return the name."""
     free, number = name.replace(".", "_"), 0
     while hasattr(gm, free) and getattr(gm, free) is not value:
         number += 1
@@ -154,7 +153,7 @@ def _add_attribute(gm: GraphModule, name: str, value: object) -> str:
 
 
 def _named(program: ExportedProgram) -> Iterator[str]:
-    """Yield the names of values that the program's signatures know."""
+    """Yield the value names in the program's signatures."""
     for spec in program.graph_signature.output_specs:
         yield getattr(spec.arg, "name", "")
     for entry in program.module_call_graph:

@@ -1,4 +1,4 @@
-"""Effects of operators besides their value, by their schemas and tables of exceptions."""
+"""Effects of operators, from schemas and tables of exceptions."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from lowerdeck.torch_base._torch_private import (
 
 
 class Effect(Flag):
-    """What a node does besides computing its value."""
+    """Effects of a node other than its value."""
 
     NONE = 0
     WRITES = auto()
-    """Changes a value that it reads."""
+    """Mutates an input."""
     RANDOM = auto()
-    """Draws from the shared random generator."""
+    """Uses the global random generator."""
     EFFECT = auto()
-    """Changes something outside the graph."""
+    """Has side effects outside of the graph."""
     CHECK = auto()
-    """Only raises or passes, so that its order among other checks does not matter."""
+    """Only raises or passes, so checks can be reordered."""
     MODE = auto()
-    """Changes how every later node computes (gradient mode, autocast)."""
+    """Changes the mode of all later nodes (gradient mode, autocast)."""
 
 
 Arguments: TypeAlias = tuple[tuple[int, str], ...]
@@ -43,26 +43,25 @@ Arguments: TypeAlias = tuple[tuple[int, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What the callee of a node does.
+    """Effects and aliases of a callee.
 
     Attributes:
-        writes: Positions and names of the arguments that it writes; empty with WRITES means all.
-        aliases: Whether its result may share memory with what it reads.
-        aliased: Positions and names of the arguments that it may share memory with; empty with
-            ``aliases`` means all.
-        only_looks: Whether it reads none of the bytes: a view, or a question about the shape.
-        inplace_at: Position of its parameter ``inplace``; -1 without one.
-        spared_by: The argument that, where it is False, keeps it from writing; none for a write
-            that always happens.
+        writes: Positions and names of mutated arguments; empty with WRITES means all.
+        aliases: Whether the result may alias an argument.
+        aliased: Positions and names of arguments that the result may alias; empty with ``aliases``
+            means all.
+        reads_metadata_only: Whether no bytes are read, as in views and size queries.
+        inplace_at: Position of the parameter ``inplace``, or -1.
+        write_flag: Argument whose value False disables writes, if any.
     """
 
     effect: Effect = Effect.NONE
     writes: Arguments = ()
     aliases: bool = False
     aliased: Arguments = ()
-    only_looks: bool = False
+    reads_metadata_only: bool = False
     inplace_at: int = -1
-    spared_by: Arguments = ()
+    write_flag: Arguments = ()
 
 
 PURE = Behaviour()
@@ -85,13 +84,13 @@ _CHECKS = frozenset(
         "sym_constrain_range_for_size",
     }
 )
-_QUESTIONS = frozenset(
+_METADATA_QUERIES = frozenset(
     {"_assert_tensor_metadata", "sym_numel", "sym_size", "sym_storage_offset", "sym_stride"}
 )
 _MODES = frozenset({"_set_grad_enabled", "_enter_autocast", "_exit_autocast"})
-# Operators whose results may alias arguments although their schemas do not say so, as torch's
-# operator samples show (tests/test_aliases.py).
-_SILENT_ALIASES = frozenset(
+# Operators with aliases that their schemas do not declare, found with torch's operator samples
+# (tests/test_aliases.py).
+_UNDECLARED_ALIASES = frozenset(
     {
         *("_unsafe_view", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
         *("alpha_dropout", "dropout", "feature_alpha_dropout", "feature_dropout"),
@@ -99,10 +98,10 @@ _SILENT_ALIASES = frozenset(
         *("cartesian_prod", "conj_physical", "einsum", "histogramdd", "sum_to_size", "type_as"),
     }
 )
-# Operators that write their statistics although their schemas do not say so, unless this argument
-# is False (torch's functionalization has such a list as well).
+# Operators that mutate their statistics without declaring it, unless this argument is False
+# (torch's functionalization has such a list, too).
 _STATISTICS = frozenset({"running_mean", "running_var"})
-_SILENT_WRITES = {
+_UNDECLARED_WRITES = {
     "batch_norm": "training",
     "cudnn_batch_norm": "training",
     "instance_norm": "use_input_stats",
@@ -110,7 +109,7 @@ _SILENT_WRITES = {
     "native_batch_norm": "training",
     "_batch_norm_impl_index": "training",
 }
-# torch's control flow refuses results that alias arguments, and a delegate returns new tensors.
+# torch's control flow rejects results that alias arguments; delegates return new tensors.
 _FRESH = frozenset(
     {
         *("associative_scan", "cond", "map_impl", "scan", "while_loop"),
@@ -120,15 +119,16 @@ _FRESH = frozenset(
 
 
 def hides_effects(target: object) -> bool:
-    """Return whether an operator may alias or write an argument though its schema keeps silent.
+    """Return whether an operator has undeclared aliases or mutations.
 
-    torch's functionalization trusts schemas: if such an operator is kept whole, writes are lost.
+    torch's functionalization relies on schemas: if such an operator is not decomposed, writes are
+    lost.
 
     Args:
-        target: What a node calls.
+        target: Target of a node.
     """
     return isinstance(target, OpOverload) and (
-        _name(target) in _SILENT_ALIASES or _name(target) in _SILENT_WRITES
+        _name(target) in _UNDECLARED_ALIASES or _name(target) in _UNDECLARED_WRITES
     )
 
 
@@ -137,10 +137,10 @@ def _name(operator: OpOverload) -> str:
 
 
 def returns_view(target: object) -> bool:
-    """Return whether an operator may return a view of an argument that it does not write.
+    """Return whether a non-mutating operator may return a view of an argument.
 
     Args:
-        target: What a node calls.
+        target: Target of a node.
 
     Example:
         >>> import torch
@@ -153,10 +153,10 @@ def returns_view(target: object) -> bool:
 
 @cache
 def returns_alias(target: object) -> bool:
-    """Return whether an operator's schema says that a result may share an argument's memory.
+    """Return whether an operator's schema declares that a result may alias an argument.
 
     Args:
-        target: What a node calls.
+        target: Target of a node.
     """
     return isinstance(target, OpOverload) and any(
         result.alias_info is not None for result in schema_of(target).returns
@@ -165,10 +165,10 @@ def returns_alias(target: object) -> bool:
 
 @cache
 def written_arguments(target: object) -> tuple[str, ...]:
-    """Return the names of the arguments that an operator writes, as its schema says, in order.
+    """Return the names of arguments that an operator's schema declares as mutated, in order.
 
     Args:
-        target: What a node calls.
+        target: Target of a node.
 
     Example:
         >>> import torch
@@ -186,10 +186,10 @@ def written_arguments(target: object) -> tuple[str, ...]:
 
 
 def returns_written(target: Any) -> bool:
-    """Return whether an operator writes its first argument and returns it, and nothing else.
+    """Return whether an operator mutates its first argument and returns only it.
 
     Args:
-        target: What a node calls.
+        target: Target of a node.
     """
     if not returns_alias(target):
         return False
@@ -198,7 +198,7 @@ def returns_written(target: Any) -> bool:
 
 
 def function_behaviour(node: Node) -> Behaviour:
-    """Return what the function that ``node`` calls does, whatever its arguments."""
+    """Return the behaviour of a call_function target, independent of its arguments."""
     target = node.target
     name = getattr(target, "__name__", "")
     if isinstance(target, OpOverload):
@@ -219,13 +219,13 @@ def function_behaviour(node: Node) -> Behaviour:
     else:
         behaviour = _by_name(target)
     if name in _CHECKS:
-        return Behaviour(Effect.CHECK, only_looks=name in _QUESTIONS)
+        return Behaviour(Effect.CHECK, reads_metadata_only=name in _METADATA_QUERIES)
     if isinstance(target, FunctionType) and "inplace" in inspect.signature(target).parameters:
         index = list(inspect.signature(target).parameters).index("inplace")
         return replace(behaviour, inplace_at=index)
     if name in _MODES:
         return Behaviour(Effect.MODE)
-    # Last, since torch has a registry of operators with effects.
+    # Last: torch looks the operator up in a registry.
     if not behaviour.effect and node.is_impure():
         return replace(behaviour, effect=Effect.EFFECT)
     return behaviour
@@ -240,22 +240,22 @@ def _overload(target: OpOverload) -> Behaviour:
     ]
     written = written_arguments(target)
     writes = tuple((index, name) for index, name, _ in arguments if name in written)
-    spared: Arguments = ()
-    silent = _SILENT_WRITES.get(_name(target))
-    if silent is not None and not writes:
+    write_flag: Arguments = ()
+    flag_name = _UNDECLARED_WRITES.get(_name(target))
+    if flag_name is not None and not writes:
         writes = tuple((index, name) for index, name, _ in arguments if name in _STATISTICS)
-        spared = tuple((index, name) for index, name, _ in arguments if name == silent)
+        write_flag = tuple((index, name) for index, name, _ in arguments if name == flag_name)
     effect = Effect.WRITES if writes else Effect.NONE
     if torch.Tag.nondeterministic_seeded in target.tags:
         effect |= Effect.RANDOM
-    if _name(target) in _SILENT_ALIASES:
+    if _name(target) in _UNDECLARED_ALIASES:
         return Behaviour(effect, writes, aliases=True)
     aliases = returns_alias(target)
     aliased = tuple((index, name) for index, name, alias in arguments if alias) if aliases else ()
-    # A composite operator, such as reshape, may copy.
+    # Composite operators such as reshape may copy.
     is_view = aliases and not writes and composite_parts(target) is None
-    only_looks = is_view or _name(target) in _QUESTIONS
-    return Behaviour(effect, writes, aliases, aliased, only_looks, spared_by=spared)
+    reads_metadata_only = is_view or _name(target) in _METADATA_QUERIES
+    return Behaviour(effect, writes, aliases, aliased, reads_metadata_only, write_flag=write_flag)
 
 
 def _packet(packet: OpOverloadPacket) -> Behaviour:
@@ -264,7 +264,7 @@ def _packet(packet: OpOverloadPacket) -> Behaviour:
     for name in packet.overloads():  # type: ignore[no-untyped-call]
         behaviour = _overload(getattr(packet, name))
         effect |= behaviour.effect & ~Effect.WRITES
-        # Overloads with ``out`` write only where it is given, which the node's kwargs show.
+        # ``out`` overloads write only if ``out`` is in the node's kwargs.
         writes |= in_place and bool(behaviour.effect & Effect.WRITES)
         aliases |= behaviour.aliases and not (behaviour.writes and not in_place)
     if writes:
@@ -281,7 +281,7 @@ def _by_name(target: object) -> Behaviour:
 
 
 def method_behaviour(name: str) -> Behaviour:
-    """Return what the tensor method of this name does."""
+    """Return the behaviour of a tensor method."""
     packet = getattr(torch.ops.aten, name, None)
     if isinstance(packet, OpOverloadPacket):
         return _packet(packet)

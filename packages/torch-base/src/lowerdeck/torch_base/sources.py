@@ -1,4 +1,4 @@
-"""Source lines and modules of the user's model that nodes come from."""
+"""Source lines and modules of nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.fx import Node
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
-# As Python prints a frame: its location, and below it, indented, the line of code if it is known.
+# Python's format of a frame: the location, then an optional indented line of code.
 _FRAME = re.compile(
     r'^[ \t]*File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<function>[^\n]*)'
     r'(?:\n(?![ \t]*File ")[ \t]+(?P<code>[^\n]*))?',
@@ -22,13 +22,11 @@ _FRAME = re.compile(
 
 
 class SourceFrame(NamedTuple):
-    """One frame of the stack that was recorded when a node was traced.
+    """Frame of a node's recorded stack trace.
 
     Attributes:
-        file: Path of the source file.
-        line: Number of the line, from 1.
-        function: Name of the function.
-        code: The line itself, "" when unknown.
+        line: Line number, from 1.
+        code: The source line, or "".
     """
 
     file: str
@@ -38,15 +36,15 @@ class SourceFrame(NamedTuple):
 
     @property
     def location(self) -> str:
-        """File, line and function, as Python prints them in a traceback."""
+        """File, line and function in traceback format."""
         return f'File "{self.file}", line {self.line}, in {self.function}'
 
 
 def source_frames(node: Node) -> tuple[SourceFrame, ...]:
-    """Return the frames recorded for a node, outermost first; none where nothing is known.
+    """Return the recorded frames of a node, outermost first; empty if unknown.
 
     Args:
-        node: Any node, from a file too: nothing is raised for invalid metadata.
+        node: Any node; invalid metadata counts as unknown.
 
     Example:
         >>> import torch
@@ -60,7 +58,7 @@ def source_frames(node: Node) -> tuple[SourceFrame, ...]:
     return _frames(trace) if type(trace) is str else ()
 
 
-# Neighbouring nodes come from one line, and a layer that is called often from few.
+# Many nodes have the same trace.
 @lru_cache(maxsize=4096)
 def _frames(trace: str) -> tuple[SourceFrame, ...]:
     return tuple(
@@ -72,9 +70,9 @@ def _frames(trace: str) -> tuple[SourceFrame, ...]:
 
 
 def source_frame(node: Node) -> SourceFrame | None:
-    """Return the innermost frame outside torch that made a node, None where nothing is known.
+    """Return the innermost frame of a node outside of torch, or None if unknown.
 
-    If all frames are of torch, such as that of ``Linear.forward``, it is the innermost of them.
+    If all frames are in torch, such as ``Linear.forward``, return the innermost.
     """
     frames = source_frames(node)
     own = [frame for frame in frames if not frame.file.startswith(_TORCH)]

@@ -1,7 +1,7 @@
-"""Extents of tensors in memory, and which of them overlap.
+"""Extents of tensors in memory, and their overlaps.
 
-The identity of storages is not enough: all weights that were read from one file may be parts of
-one storage, and two storages may be views of one memory (``torch.from_numpy``).
+Storage ids are not enough: one storage may contain all weights of a file, and two storages may
+have the same memory (``torch.from_numpy``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lowerdeck.torch_base._torch_private import data_address, storage_identity
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The bytes from the first to the last element of a tensor, and all bytes between.
+    """Byte range from the first to the last element of a tensor.
 
     Valid while the tensor is alive.
 
     Attributes:
-        space: What ``start`` counts in: a device's memory, or a storage without an address.
-        end: The one past the last; equal to ``start`` for a tensor without elements.
+        space: Address space of ``start``: a device, or a storage without address.
+        end: Exclusive; equal to ``start`` for empty tensors.
     """
 
     space: object
@@ -35,7 +35,7 @@ class Extent:
         """Return the extent of ``tensor``.
 
         Args:
-            tensor: Any tensor; one without a storage (sparse) overlaps none.
+            tensor: Any tensor; tensors without storage (sparse) overlap none.
         """
         storage = storage_identity(tensor)
         if storage is None:
@@ -51,12 +51,9 @@ class Extent:
 
 
 class MemoryMap:
-    """Joins extents that overlap, and finds what an extent was joined into.
+    """Interval map that merges overlapping extents.
 
-    The cost is that of sorting.
-
-    Args:
-        extents: Any number, in any order.
+    O(n log n).
     """
 
     def __init__(self, extents: Iterable[Extent]) -> None:
@@ -74,13 +71,13 @@ class MemoryMap:
             self._joined[space] = joined
 
     def __bool__(self) -> bool:
-        """Return whether it holds any memory."""
+        """Return whether there is any non-empty extent."""
         return any(self._joined.values())
 
     def find(self, extent: Extent) -> Extent | None:
-        """Return the joined extent that ``extent`` overlaps, the first if several, or None."""
+        """Return the merged extent that ``extent`` overlaps (one if several), or None."""
         joined = self._joined.get(extent.space, [])
-        # Only the last one that begins before the end can reach the start or be inside.
+        # Only the last range that starts before the end can overlap.
         index = bisect_right(joined, (extent.end - 1, 1 << 62)) - 1
         if index < 0 or joined[index][1] <= extent.start or extent.start == extent.end:
             return None

@@ -1,4 +1,4 @@
-"""A tensor as its bytes, and bytes as a tensor: without numpy and without a copy."""
+"""Zero-copy conversion between tensors and bytes, without numpy."""
 
 from __future__ import annotations
 
@@ -15,40 +15,38 @@ from lowerdeck.torch_base._torch_private import data_address
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """Return the elements of a tensor in row-major order, to be read only.
+    """Return the bytes of a tensor in row-major order, read-only.
 
     Args:
-        tensor: A dense tensor; one that is not contiguous, or not on the CPU, is copied first.
+        tensor: A dense tensor; copied if not contiguous or not on the CPU.
 
     Returns:
-        A view that keeps its memory alive.
+        A view that keeps the memory alive.
     """
     dense = tensor.detach().cpu().contiguous()
     count = dense.numel() * dense.element_size()
     if count == 0:
         return memoryview(b"")
     array = _memory_type(count).from_address(data_address(dense))
-    array.owner = dense  # the view holds the array, the array this
-    # Read-only views can be hashed, which ExecuTorch does with weights.
+    array.owner = dense  # the view references the array, the array this
+    # ExecuTorch hashes weights; only read-only views are hashable.
     return memoryview(array).cast("B").toreadonly()
 
 
 def view_tensor(
     data: memoryview | bytes, dtype: torch.dtype, shape: Sequence[int]
 ) -> torch.Tensor:
-    """Return a tensor whose memory is ``data``.
+    """Return a tensor on the memory of ``data``.
 
     Args:
-        data: Exactly the bytes of the tensor, in row-major order. They may be read-only, as a
-            mapped file is: then the tensor must not be written to.
-        dtype: Type of an element.
-        shape: Sizes of the dimensions.
+        data: Exactly the tensor's bytes, in row-major order. If read-only, as in a mapped file,
+            the tensor must not be written.
 
     Returns:
-        The tensor; it keeps ``data`` alive.
+        The tensor, which keeps ``data`` alive.
 
     Raises:
-        ValueError: ``data`` has more or fewer bytes than the shape and the dtype need.
+        ValueError: The size of ``data`` does not match the shape and dtype.
     """
     needed = math.prod(shape) * dtype.itemsize
     if len(data) != needed:
@@ -58,13 +56,13 @@ def view_tensor(
     if needed == 0:
         return torch.empty(*shape, dtype=dtype)
     with warnings.catch_warnings():
-        # torch warns of read-only memory, once; a map of a file is read-only on purpose.
+        # torch warns of read-only memory, which is intended here.
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
         return torch.frombuffer(data, dtype=dtype).reshape(tuple(shape))
 
 
 @lru_cache(maxsize=1024)
 def _memory_type(count: int) -> Any:
-    # Kept by size: making a type takes 15 us, as long as hashing 30 kB.
-    # A view can be hashed, as bytes can, only if what it is a view of can be; arrays cannot.
+    # Cached by size: creating a type takes 15 us. Views are hashable only if their base is, which
+    # ctypes arrays are not.
     return type("Memory", (ctypes.c_ubyte * count,), {"__hash__": object.__hash__})
