@@ -50,9 +50,9 @@ SETTINGS: dict[str, Any] = {
 WELL = frozenset({"same", "refused", "no model"})
 """Outcomes that are no fault of ours."""
 SAID = {
-    "same": "work: the file gives the tokens that the model gives by itself",
-    "refused": "are refused, with the reason",
-    "no model": "were not tried: no small model comes of the configuration's defaults",
+    "same": "work: the file generates the model's tokens",
+    "refused": "are rejected, with the reason",
+    "no model": "were not tried: the configuration's defaults give no small model",
     "wrong": "give other tokens",
     "failed": "fail otherwise",
 }
@@ -96,9 +96,9 @@ def page(rows: Iterable[Record]) -> str:
     text = [
         "# Families of language models",
         "",
-        f"What `nox -s families -- --write` found with transformers {transformers.__version__}:",
-        f"each of its {count} families of decoders as a small model with random weights, exported",
-        "for XNNPACK, and its file compared in `lowerdeck.runner` with the model itself, which",
+        f"Results of `nox -s families -- --write` with transformers {transformers.__version__}.",
+        f"A small model with random weights of each of its {count} decoder families is exported",
+        "for XNNPACK. The file runs in `lowerdeck.runner` and is compared with the model, which",
         "reads the whole text again for each of 16 tokens.",
     ]
     for outcome, said in SAID.items():

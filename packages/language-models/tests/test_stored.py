@@ -187,8 +187,8 @@ def test_what_stays_floats_is_told() -> None:
     model = nn.Sequential(nn.Embedding(500, 64), nn.Linear(64, 1000), nn.Linear(48, 50), Experts())
     told = quantize_linears(model, "8da4w", 32)
     assert told.line() == (
-        "46.2% of 138,400 weights; floats stay 28.9% of Experts, which are not linear layers, "
-        "23.1% of embeddings, 1.7% of linear layers whose rows groups of 32 do not divide"
+        "46.2% of 138,400 weights; float: 28.9% Experts (not linear layers), 23.1% embeddings, "
+        "1.7% linear layers with rows that are not a multiple of 32"
     )
     assert list(told.left.values()) == [40000, 32000, 2400]
     assert not told.is_little

@@ -1,4 +1,4 @@
-"""Token counts at which a model changes its behaviour: sliding windows, chunks, long positions."""
+"""Text lengths at which a model changes: sliding windows, chunks, long positions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from torch import nn
 
 SHORT = 4
-"""Tokens after which a model changes while it is tried."""
+"""Reduced text length at which a model changes during the trial."""
 
 _NAMES = re.compile(
     r"window(?!_(layers|pattern))|chunk|local_att|index_topk|floor|distance|original_max"
 )
-"""Names of numbers of tokens in configurations: windows, chunks, and where positions change."""
+"""Names of configuration entries with text lengths: windows, chunks and position changes."""
 
 
 def changes_of(model: nn.Module, context: int) -> Mapping[int, str]:
-    """Return the token counts at which a model changes, with their names in its configuration.
+    """Return the text lengths at which a model changes, with their names in its configuration.
 
     Args:
         context: Largest number of tokens of a text.
@@ -35,10 +35,10 @@ def changes_of(model: nn.Module, context: int) -> Mapping[int, str]:
 
 @contextmanager
 def shortened(model: nn.Module, count: int) -> Iterator[None]:
-    """Set a token count of the configuration to a few tokens, so that short texts test the change.
+    """Set a text length of the configuration to a few tokens, so that short texts test the change.
 
     Args:
-        count: The token count to replace, wherever it occurs.
+        count: The length to replace, wherever it occurs.
     """
     changed = []
     for table in (*_configured(model), *map(vars, model.modules())):
@@ -60,7 +60,7 @@ def _is_change(name: object, value: object) -> bool:
 
 
 def _configured(model: nn.Module) -> list[dict[str, Any]]:
-    """Return the dictionaries of all configurations of a model and its modules, each once."""
+    """Return the attributes of all distinct configurations of a model and its modules."""
     configs = [vars(module).get("config") for module in model.modules()]
     configured: dict[int, dict[str, Any]] = {}
     left = [vars(config) for config in configs if hasattr(config, "__dict__")]

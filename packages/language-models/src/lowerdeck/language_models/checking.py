@@ -10,10 +10,10 @@ from lowerdeck.language_models.decoder import CachedDecoder
 from lowerdeck.language_models.errors import GenerationError
 from lowerdeck.language_models.generating import ModelFile, inputs_of, method_for
 
-TOKENS = 16
-_MARGIN = 10.0
+TOKENS = 16  # generated for the comparison
+_MARGIN = 10.0  # margin of a certain token's logit, in errors
 _MOST = 0.1
-"""Share of the largest logit from which on a difference is not rounding."""
+"""Largest difference that is attributed to rounding, relative to the largest logit."""
 
 
 def check_prompt(prompt: Sequence[int], context: int) -> None:
@@ -26,25 +26,25 @@ def check_prompt(prompt: Sequence[int], context: int) -> None:
         GenerationError: The prompt is empty, or too long.
     """
     if not prompt:
-        raise GenerationError("--check has a prompt of no tokens: give a text to continue")
+        raise GenerationError("the prompt of --check has no tokens: give a text to continue")
     if len(prompt) + TOKENS > context:
         raise GenerationError(
-            f"--check has a prompt of {len(prompt)} tokens and adds {TOKENS}, and the context is "
-            f"{context}: give a shorter prompt or a larger --context"
+            f"the prompt of --check has {len(prompt)} tokens and the check adds {TOKENS}, but "
+            f"the context is {context}: give a shorter prompt or a larger --context"
         )
 
 
 def check_lines(
     decoder: CachedDecoder, model: ModelFile, prompt: Sequence[int]
 ) -> tuple[bool, list[str]]:
-    """Return whether the file generates the model's tokens, and a report for the terminal.
+    """Return whether the file generates the model's tokens, and the lines of a report.
 
-    Both read the prompt and the model's own continuation of it. The model reads the whole text
-    at each step, without a cache, so that errors of the file's cache show. If the model's two
-    most likely tokens are closer than ten times the error, either is accepted.
+    Both read the prompt and the model's continuation of it. The model reads the whole text at each
+    step, without a cache, to detect errors of the file's cache. If the logits of the model's two
+    most likely tokens are closer than ten times the error, other tokens are accepted.
 
     Args:
-        decoder: The model, with the weights that were exported.
+        decoder: The model with the exported weights.
         prompt: The tokens of a text.
 
     Raises:
@@ -74,15 +74,15 @@ def check_lines(
     same = TOKENS - int(differs.sum())
     largest = float(reference.abs().max())
     lines = [
-        f"check          {same} of {TOKENS} tokens as the model's own, logits differ by at most "
+        f"check          {same} of {TOKENS} tokens match the model's, logits differ by at most "
         f"{error:.3g} of {largest:.3g}"
     ]
     if wrong:
         lines.append(
-            f"check failed   {wrong} tokens differ where the model is sure: its two likeliest are "
-            f"more than {_MARGIN:.0f} such errors apart"
+            f"check failed   {wrong} tokens differ although the model's two most likely logits "
+            f"differ by more than {_MARGIN:.0f} times the error"
         )
-    # NaN is not less than anything.
+    # Negated, because comparisons with NaN are false.
     elif not error <= _MOST * largest:
-        lines.append(f"check failed   rounding explains {_MOST:.0%} of the largest logit at most")
+        lines.append(f"check failed   rounding explains at most {_MOST:.0%} of the largest logit")
     return len(lines) == 1, lines

@@ -37,7 +37,7 @@ from lowerdeck.serializer import printable
 
 RUNTIMES = ("official", "lowerdeck")
 _KIND = b"ET12"
-"""Stands at the fifth byte of each program."""
+"""File identifier of programs, at byte 4."""
 
 
 class LanguageModelCommand:
@@ -52,14 +52,14 @@ class LanguageModelCommand:
             parser: The parser of this command.
         """
         forms = parser.add_subparsers(dest="form", required=True, metavar="export|run")
-        _configure_export(forms.add_parser("export", help="from a folder to a .pte file"))
+        _configure_export(forms.add_parser("export", help="export a folder to a .pte file"))
         _configure_run(forms.add_parser("run", help="continue a text"))
 
     def run(self, args: argparse.Namespace) -> int:
         """Run the command, and return the exit status.
 
         Returns:
-            ``DONE``; ``DIFFERS`` where ``--check`` finds other tokens than the model's own.
+            ``DONE``; ``DIFFERS`` if ``--check`` finds other tokens than the model's.
 
         Raises:
             LanguageModelError: The folder, the file or the prompt cannot be used.
@@ -72,10 +72,12 @@ lm: LanguageModelCommand = LanguageModelCommand()
 
 
 def _configure_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="as save_pretrained writes it")
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="a model folder, as from save_pretrained"
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
     parser.add_argument(
-        "--quantize", choices=QUANTIZATIONS, default="none", help="what linear layers become"
+        "--quantize", choices=QUANTIZATIONS, default="none", help="quantization of linear layers"
     )
     parser.add_argument(
         "--group", type=int, default=32, metavar="N", help="weights that share a scale in 8da4w"
@@ -86,7 +88,9 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
         default="none",
         help="bits of the embedding; the application must link quantized_ops_lib",
     )
-    parser.add_argument("--context", type=int, default=2048, metavar="N", help="tokens of a text")
+    parser.add_argument(
+        "--context", type=int, default=2048, metavar="N", help="largest number of tokens of a text"
+    )
     parser.add_argument("--backend", choices=BACKENDS, default="xnnpack")
     parser.add_argument(
         "--attention",
@@ -95,7 +99,7 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
         help="custom-kernel: llama::custom_sdpa; the application must link custom_ops",
     )
     parser.add_argument(
-        "--prefill-chunk", type=int, metavar="N", help="tokens that are taken at once at most"
+        "--prefill-chunk", type=int, metavar="N", help="largest number of tokens in one call"
     )
     parser.add_argument(
         "--separate-decode",
@@ -106,10 +110,10 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
         "--check",
         type=_text,
         metavar="PROMPT",
-        help="generate, and fail if the model's own tokens differ",
+        help="generate from the file, and fail if the model's tokens differ",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="do not report progress")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of errors")
 
 
 def _configure_run(parser: argparse.ArgumentParser) -> None:
@@ -119,37 +123,41 @@ def _configure_run(parser: argparse.ArgumentParser) -> None:
         "--tokenizer",
         type=Path,
         metavar="FOLDER",
-        help="the model's folder, or a tokenizer.json (by default the one written with FILE)",
+        help="the model's folder, or a tokenizer.json; by default the one exported with FILE",
     )
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="how many to add")
     parser.add_argument(
-        "--runtime", choices=RUNTIMES, help="the official one where it is installed, else ours"
+        "--tokens", type=int, default=64, metavar="N", help="largest number of tokens to generate"
     )
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument(
+        "--runtime",
+        choices=RUNTIMES,
+        help="by default the official one if it is installed, else lowerdeck",
+    )
+    parser.add_argument("--debug", action="store_true", help="show the traceback of errors")
 
 
 def _text(text: str) -> str:
-    """Return an argument as text: Python decodes it as ASCII with escapes in the C locale."""
+    """Return an argument decoded as UTF-8; in the C locale Python decodes it as ASCII."""
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeError as error:
         raise argparse.ArgumentTypeError(
-            f"{printable(text)} is not UTF-8 text, which tokenizers read"
+            f"{printable(text)} is not UTF-8 text, as tokenizers require"
         ) from error
 
 
 def _export(args: argparse.Namespace) -> int:
-    beside = tokenizer_beside(args.output)
+    tokenizer_file = tokenizer_beside(args.output)
     if not args.folder.is_dir():
         raise FolderError(
-            f"{args.folder} is not a folder, expected one of a Hugging Face model, as `hf "
-            "download NAME --local-dir FOLDER` or save_pretrained writes it"
+            f"{args.folder} is not a folder, expected a Hugging Face model folder, as from `hf "
+            "download NAME --local-dir FOLDER` or save_pretrained"
         )
     # The file may be in the model's folder, but must not replace one of the model's files.
     models = [file for file in args.folder.iterdir() if file.suffix != ".pte"]
     read = [(f"{file.name} of FOLDER", str(file)) for file in models]
     check_paths(read=[("FOLDER", args.folder), *read], written=[("--output", args.output)])
-    # Check first what is cheap: a folder without a tokenizer cannot be generated with.
+    # Cheap checks first: text generation requires a tokenizer.
     tokenizer = tokenizer_json(args.folder)
     words = _parsed(tokenizer, args.folder / TOKENIZER)
     prompt = None if args.check is None else words.encode(args.check).ids
@@ -173,12 +181,13 @@ def _export(args: argparse.Namespace) -> int:
     lowered = lower_decoder(prepared_model, steps)
     with writing(args.output), steps.step("write", f"writing {args.output}"):
         size = lowered.save(args.output)
-    with writing(beside):
-        beside.write_text(tokenizer, encoding="utf-8")
+    with writing(tokenizer_file):
+        tokenizer_file.write_text(tokenizer, encoding="utf-8")
     delegates = sum(lowered.delegation("forward").delegates.values())
     say(
         f"{args.output}: {size / 1e6:.1f} MB, {delegates} delegates, up to "
-        f"{prepared_model.context} tokens, {prepared_model.chunk} at once; tokenizer in {beside}",
+        f"{prepared_model.context} tokens, {prepared_model.chunk} at once; tokenizer in "
+        f"{tokenizer_file}",
         "time           "
         + ", ".join(f"{step} {spent:.2f} s" for step, spent in steps.seconds.items()),
     )
@@ -191,17 +200,17 @@ def _export(args: argparse.Namespace) -> int:
     if prompt is None:
         return ExitStatus.DONE
     with steps.step("check", "checking its tokens"):
-        alike, lines = check_lines(prepared_model.decoder, open_model(args.output), prompt)
+        is_equal, lines = check_lines(prepared_model.decoder, open_model(args.output), prompt)
     say(*lines)
-    return ExitStatus.DONE if alike else ExitStatus.DIFFERS
+    return ExitStatus.DONE if is_equal else ExitStatus.DIFFERS
 
 
 def _run(args: argparse.Namespace) -> int:
-    there = official_binding_name() is not None
-    official = there if args.runtime is None else args.runtime == "official"
-    if official and not there:
+    is_installed = official_binding_name() is not None
+    official = is_installed if args.runtime is None else args.runtime == "official"
+    if official and not is_installed:
         raise CommandError(
-            "--runtime official needs it installed: pip install executorch", ExitStatus.FAILED
+            "--runtime official requires executorch: pip install executorch", ExitStatus.FAILED
         )
     if args.tokens < 1:
         raise GenerationError(f"--tokens is {args.tokens}, expected at least 1")
@@ -229,10 +238,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def tokenizer_beside(file: Path) -> Path:
-    """Return the path of the tokenizer file beside a model's file.
+    """Return the path of the tokenizer next to a model's file.
 
     Raises:
-        FolderError: The path is not that of a file.
+        FolderError: The path is not a file name.
     """
     if not file.name:
         raise FolderError(f"{str(file)!r} is a folder, expected a model's file")
@@ -244,17 +253,17 @@ def _tokenizer(path: Path | None, file: Path) -> Tokenizer:
         path = tokenizer_beside(file)
         if file.is_dir():
             raise FolderError(
-                f"{file} is a folder, expected a .pte file: `lowerdeck lm export {file}` makes one"
+                f"{file} is a folder, expected a .pte file: use `lowerdeck lm export {file}`"
             )
         if not file.is_file():
-            raise FolderError(f"there is no file {file}, expected one of `lowerdeck lm export`")
+            raise FolderError(f"there is no file {file}, expected one from `lowerdeck lm export`")
         with file.open("rb") as opened:
             if opened.read(8)[4:] != _KIND:
                 raise FolderError(
-                    f"{file} is not a .pte file, expected one of `lowerdeck lm export`"
+                    f"{file} is not a .pte file, expected one from `lowerdeck lm export`"
                 )
         if not path.is_file():
-            raise FolderError(f"there is no {path}: name the model's folder with --tokenizer")
+            raise FolderError(f"there is no {path}: give the model's folder with --tokenizer")
     text = tokenizer_json(path) if path.is_dir() else _read(path)
     return _parsed(text, path)
 
@@ -264,7 +273,8 @@ def _parsed(text: str, file: Path) -> Tokenizer:
         return Tokenizer.from_str(text)
     except Exception as error:
         raise FolderError(
-            f"{file} holds no tokenizer ({first_line(error)}): get the model's tokenizer again"
+            f"{file} is not a tokenizer ({first_line(error)}): download the model's tokenizer "
+            "again"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Attention and cache by the runtime's own kernels for language models.
+"""Attention and cache with ExecuTorch's custom kernels for language models.
 
 A runtime has ``llama::custom_sdpa`` and ``llama::update_cache`` only if the application links
 them (``custom_ops``). ``custom_sdpa`` reads only the filled part of the cache, in the layout
@@ -19,7 +19,7 @@ from lowerdeck.language_models.errors import UnsupportedModelError
 from lowerdeck.language_models.kernel_library import define
 
 NAME = "lowerdeck_custom_sdpa"
-"""Name of the attention among those of transformers."""
+"""Name of the attention implementation in transformers."""
 
 KERNELS = frozenset({"llama::custom_sdpa.out", "llama::update_cache.out"})
 """Kernels that a file needs in addition to the runtime's portable ones."""
@@ -70,7 +70,7 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
 
 @cache
 def register() -> None:
-    """Register the kernels with torch, and an attention that calls one with transformers."""
+    """Register the kernels with torch, and an attention that calls them with transformers."""
     define("llama", "custom_sdpa", _ARGUMENTS, _eager)
     define("llama", "update_cache", _CACHE_ARGUMENTS, _write)
     AttentionInterface.register(NAME, _attention)
@@ -96,8 +96,8 @@ def _attention(
             )
     if start_position is None:
         raise UnsupportedModelError(
-            "the model does not pass its attention the positions of the tokens, which "
-            "llama::custom_sdpa needs: leave attention to the delegate"
+            "the model does not pass token positions to its attention, which llama::custom_sdpa "
+            "needs: leave attention to the delegate"
         )
     attended = torch.ops.llama.custom_sdpa(
         query.transpose(1, 2), key, value, start_position, None, 0.0, True, scaling
@@ -126,7 +126,7 @@ def _eager(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """Compute attention in eager mode, as the kernel is documented."""
+    """Compute attention in eager mode, as documented for the kernel."""
     del attn_mask, drpout_p, is_causal
     if query.is_meta or not isinstance(start_pos, int):
         # The filled length is unknown during tracing.

@@ -1,4 +1,4 @@
-"""A decoder with its key-value cache as state: maps tokens and positions to logits."""
+"""A decoder with its key-value cache as state, from tokens and positions to logits."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from lowerdeck.language_models.errors import UnsupportedModelError, first_line
 _EXAMPLE_TOKENS = 3
 _SINGLE = (1, 1, 1)
 _CROSSING = (SHORT - 1, 2, 1, 1)
-"""Tokens that are read at once: none beyond the change, some across it, and single ones."""
+"""Tokens per call: a call before the change, one across it, then single tokens."""
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
 _COARSE = 0.1
-"""Shares of the largest logit by which computing in another order may differ."""
+"""Tolerated rounding differences, relative to the largest logit."""
 
 
 class PositionedLayer(StaticLayer):  # type: ignore[misc]
     """Keys and values of one layer, written at the caller's positions.
 
-    The layer of transformers counts tokens itself. That costs a write and an addition per layer
-    and token, and the count continues when another text begins.
+    The layer of transformers counts tokens, which costs a write and an addition per layer and
+    token, and does not restart the count for a new text.
     """
 
     positions: torch.Tensor
     start: Any
-    """How many tokens there were before those that are given: a number, as some slice by it."""
+    """Number of tokens before the current ones; not a tensor, because some models slice by it."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
@@ -59,20 +59,20 @@ class PositionedLayer(StaticLayer):  # type: ignore[misc]
 
 
 class CachedDecoder(nn.Module):
-    """Compute the logits of the next token, and keep keys and values.
+    """Decoder that computes the logits of the next token and keeps keys and values.
 
     Takes tokens, ``int64[1, n]``, and their positions, ``int64[n]``, ascending by one; returns
-    logits, ``float[1, 1, vocabulary]``. The cache at and after the first position is overwritten
-    or ignored, so that a new text begins at position 0.
+    logits, ``float[1, 1, vocabulary]``. The cache from the first position on is overwritten or
+    ignored, so a new text starts at position 0.
 
     Args:
         model: A decoder of transformers.
         context: Capacity of the cache in tokens.
-        custom_kernel: Whether attention is the runtime's ``llama::custom_sdpa``, which reads only
-            the filled part of the cache.
+        custom_kernel: Whether to use ``llama::custom_sdpa`` for attention, which reads only the
+            filled part of the cache.
 
     Raises:
-        UnsupportedModelError: The model keeps other state than keys and values.
+        UnsupportedModelError: The model has other state than keys and values.
     """
 
     def __init__(
@@ -88,18 +88,18 @@ class CachedDecoder(nn.Module):
                 model.set_attn_implementation(NAME)
             except ValueError as error:
                 raise UnsupportedModelError(
-                    f"a {model.config.model_type!r} model computes attention in its own way, not "
-                    "as llama::custom_sdpa does: leave attention to the delegate"
+                    f"a {model.config.model_type!r} model has its own attention, which "
+                    "llama::custom_sdpa does not compute: leave attention to the delegate"
                 ) from error
         kind = FilledLayer if custom_kernel else PositionedLayer
         self.cache: StaticCache = _cache_of(model, context, kind)
         # transformers 5.24 renamed the argument and warns of the old name.
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        self._tells_positions = True
+        self._passes_positions = True
         self._try_once()
         for index, layer in enumerate(self.cache.layers):
-            # Layers that read the keys and values of another layer have no cache of their own.
+            # Layers that share another layer's keys and values have no cache.
             if layer.is_initialized:
                 self.register_buffer(f"key_cache_{index}", layer.keys, persistent=False)
                 self.register_buffer(f"value_cache_{index}", layer.values, persistent=False)
@@ -107,13 +107,13 @@ class CachedDecoder(nn.Module):
     def _try_once(self) -> None:
         """Compare short texts with and without the cache.
 
-        The first token determines the sizes of keys and values, which not every configuration has:
-        names of the number of shared heads differ between families, and compressed keys are wider
-        than values. Equal logits show that the family keeps no other state, and how it counts
-        positions: some families add an offset unless positions are passed.
+        The first token determines the sizes of keys and values, which configurations do not name
+        consistently: the number of shared heads has several names, and compressed keys are wider
+        than values. Equal logits show that the family has no other state, and whether positions
+        can be passed: some families add an offset only if they are not.
         """
         faults = []
-        for self._tells_positions in (True, False):
+        for self._passes_positions in (True, False):
             fault, cause = self._fault(_SINGLE)
             if fault is None:
                 break
@@ -128,9 +128,9 @@ class CachedDecoder(nn.Module):
                 layer.values.zero_()
 
     def _try_beyond(self, count: int, name: str) -> None:
-        """Compare a text of more than ``count`` tokens, at which the model changes.
+        """Compare a text longer than ``count`` tokens, where the model changes.
 
-        The change is moved to a few tokens first: texts as long as windows take minutes.
+        The change is moved to a few tokens, because texts as long as windows take minutes.
         """
         with shortened(self.model, count):
             try:
@@ -144,10 +144,10 @@ class CachedDecoder(nn.Module):
             self._refuse(f"{fault}, in texts of more than {count} tokens ({name})", cause, advice)
 
     def _refuse(self, fault: str, cause: Exception | None, *advice: str) -> NoReturn:
-        also = ("leave attention to the delegate",) if self._custom else ()
-        todo = ", or ".join((*advice, *also))
+        fallback = ("leave attention to the delegate",) if self._custom else ()
+        remedies = ", or ".join((*advice, *fallback))
         raise UnsupportedModelError(
-            f"a {self.model.config.model_type!r} model {fault}{todo and ': '}{todo}"
+            f"a {self.model.config.model_type!r} model {fault}{remedies and ': '}{remedies}"
         ) from cause
 
     def _text(self, steps: Sequence[int]) -> torch.Tensor:
@@ -158,8 +158,10 @@ class CachedDecoder(nn.Module):
     def _fault(
         self, steps: Sequence[int], whole: torch.Tensor | None = None
     ) -> tuple[str | None, Exception | None]:
-        """Return the fault in the logits of a text read in steps, and the error behind it."""
-        way = "llama::custom_sdpa" if self._custom else "a static cache of keys and values"
+        """Return the fault in the logits of a text read in steps, and its cause."""
+        implementation = (
+            "llama::custom_sdpa" if self._custom else "a static cache of keys and values"
+        )
         text = self._text(steps)
         ends = [end for end in accumulate(steps) if end <= text.shape[1]]
         try:
@@ -175,25 +177,25 @@ class CachedDecoder(nn.Module):
             raise
         except Exception as error:
             return (
-                f"does not compute a text with {way}: {type(error).__name__}: {first_line(error)}"
+                f"fails with {implementation}: {type(error).__name__}: {first_line(error)}"
             ), error
         expected = whole[:, [end - 1 for end in ends]]
         largest = float(expected.abs().max())
-        off = float((torch.cat(parts, 1) - expected).abs().max())
-        if off <= _bound(expected):
+        difference = float((torch.cat(parts, 1) - expected).abs().max())
+        if difference <= _bound(expected):
             return None, None
         return (
-            f"computes something else with {way} than without: logits of {largest:.3g} differ by "
-            f"{off:.3g}"
+            f"gives other logits with {implementation} than without: logits of {largest:.3g} "
+            f"differ by {difference:.3g}"
         ), None
 
     def _refuse_encoder(self, text: torch.Tensor, whole: torch.Tensor) -> None:
-        # The last token has no successor. With small weights the other logits may agree by chance.
+        # Compare the first token: the last one has no successor, others may agree by chance.
         early = self.without_cache(text[:, :1])
         if float((whole[:, :1] - early).abs().max()) > _bound(whole):
             raise UnsupportedModelError(
-                f"a {self.model.config.model_type!r} model also looks at the tokens that follow: "
-                "it is an encoder, and generates no text"
+                f"a {self.model.config.model_type!r} model attends to later tokens: it is an "
+                "encoder, which does not generate text"
             )
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -206,7 +208,7 @@ class CachedDecoder(nn.Module):
         for layer in self.cache.layers:
             layer.positions, layer.start = positions, start
         more: dict[str, Any] = {self._cache_argument: self.cache}
-        if self._tells_positions:
+        if self._passes_positions:
             more["position_ids"] = positions.unsqueeze(0)
         if self._custom:
             more["start_position"] = start
@@ -221,7 +223,7 @@ class CachedDecoder(nn.Module):
             tokens: The text, ``int64[1, n]``.
         """
         if self._custom:
-            # The kernel's attention is causal, whatever the model's is.
+            # The kernel's attention is always causal.
             _compute_in_torch(self.model)
         try:
             logits: torch.Tensor = self.model(input_ids=tokens, use_cache=False).logits
@@ -239,12 +241,12 @@ class CachedDecoder(nn.Module):
 
 
 def _bound(logits: torch.Tensor) -> float:
-    """Return the tolerance for logits that are computed in another order."""
+    """Return the tolerance for logits computed in another order."""
     return _ROUNDING.get(logits.dtype, _COARSE) * float(logits.abs().max())
 
 
 def _compute_in_torch(model: PreTrainedModel) -> None:
-    """Set a model's attention to one in torch's operators."""
+    """Set a model's attention to one with torch's operators."""
     try:
         model.set_attn_implementation("sdpa")
     except ValueError:  # some families do not have it
@@ -264,15 +266,15 @@ def _cache_of(model: PreTrainedModel, context: int, kind: type[StaticLayer]) -> 
         cache = StaticCache(config=config, max_cache_len=context)
     except KeyError as error:
         raise UnsupportedModelError(
-            f"{family!r} has layers of {error}, for which transformers has no static cache"
+            f"{family!r} has {error} layers, for which transformers has no static cache"
         ) from error
     for index, layer in enumerate(cache.layers):
         if not isinstance(layer, StaticLayer):
             raise UnsupportedModelError(
-                f"layer {index} of {family!r} keeps a {type(layer).__name__}, expected keys and "
-                "values alone: transformers has no static cache for this family"
+                f"layer {index} of {family!r} has a {type(layer).__name__}, expected only keys "
+                "and values: transformers has no static cache for this family"
             )
-        # A sliding layer branches on numbers known at run time; the mask implements its window.
+        # A sliding layer branches on runtime values; the mask implements its window.
         cache.layers[index] = kind(context)
     return cache
 
@@ -288,8 +290,8 @@ def export_decoder(decoder: CachedDecoder, tokens: int) -> ExportedProgram:
     """
     count = min(_EXAMPLE_TOKENS, tokens)
     example: tuple[Any, ...] = (torch.zeros(1, count, dtype=torch.int64), torch.arange(count))
-    varies = Dim("tokens", min=1, max=tokens) if tokens > 1 else None
-    shapes = {"tokens": {1: varies}, "positions": {0: varies}} if varies else None
+    dim = Dim("tokens", min=1, max=tokens) if tokens > 1 else None
+    shapes = {"tokens": {1: dim}, "positions": {0: dim}} if dim else None
     try:
         # torch prints the whole graph before its error.
         with torch.no_grad(), redirect_stderr(io.StringIO()):

@@ -22,10 +22,10 @@ KERNELS = {
 """Kernels that a file needs in addition to the runtime's portable ones, by bits."""
 
 GROUP = 32
-"""How many weights of a row share a scale in 4 bits; in 8 bits a row has one."""
+"""Weights of a row that share a scale in 4 bits; in 8 bits the whole row shares one."""
 
 _ROWS = 1024
-"""Rows that are quantised at once."""
+"""Rows quantised at once."""
 
 _ARGUMENTS = (
     "Tensor weight, Tensor weight_scales, Tensor? weight_zero_points, int weight_quant_min, "
@@ -34,7 +34,7 @@ _ARGUMENTS = (
 
 
 class QuantizedEmbedding(nn.Module):
-    """An embedding with symmetric integer weights and a scale for each group.
+    """An embedding with symmetric integer weights and a scale per group.
 
     Args:
         weight: The weights, ``float[rows, width]``.
@@ -50,8 +50,8 @@ class QuantizedEmbedding(nn.Module):
         group = width if bits == 8 else GROUP
         if width % group:
             raise LanguageModelError(
-                f"the embedding has rows of {width} weights, which groups of {group} do not "
-                "divide: quantise it to 8 bits, or leave it"
+                f"the embedding has rows of {width} weights, expected a multiple of the group "
+                f"size {group}: quantise it to 8 bits, or not at all"
             )
         self._limits = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
         self._bits = bits
@@ -60,7 +60,7 @@ class QuantizedEmbedding(nn.Module):
         self.register_buffer("scales", torch.cat([scales for _, scales in parts]).squeeze(-1))
 
     def _quantized(self, rows: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the integers of some rows, and the scales of their groups."""
+        """Return the integer weights of some rows, and the scales of their groups."""
         grouped = rows.float().reshape(len(rows), -1, group)
         scales = grouped.abs().amax(-1, keepdim=True) / self._limits[1]
         # The scale of a group of zeros is arbitrary.
@@ -90,7 +90,7 @@ def quantize_embedding(model: Any, bits: int) -> None:
     if type(embedding) not in (nn.Embedding, StoredEmbedding):
         raise LanguageModelError(
             f"the model's embedding is a {type(embedding).__name__}, which computes more than a "
-            "row of its weights: leave it unquantised"
+            "lookup: leave it unquantised"
         )
     weight = embedding.stored if isinstance(embedding, StoredEmbedding) else embedding.weight
     model.set_input_embeddings(QuantizedEmbedding(weight, bits))
@@ -125,8 +125,8 @@ def _dequantized(
     grouped = rows.to(weight_scales.dtype).reshape(*groups.shape, -1)
     if zero_points is not None:
         grouped = grouped - zero_points[indices].reshape(*groups.shape, 1)
-    found: torch.Tensor = grouped * groups.unsqueeze(-1)
-    return found.reshape(rows.shape)
+    dequantized: torch.Tensor = grouped * groups.unsqueeze(-1)
+    return dequantized.reshape(rows.shape)
 
 
 def _packed(numbers: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,7 @@ def export_language_model(
         quantize_embedding: Bits of the embedding, 8 or 4; None for no quantisation. The
             application must link the quantised kernels.
         context: Largest number of tokens of a text; at most the model's own limit.
-        backend: ``"xnnpack"``, or ``"portable"`` for the runtime's own kernels alone.
+        backend: ``"xnnpack"``, or ``"portable"`` for only the runtime's own kernels.
         attention: ``"delegate"``, or ``"custom-kernel"`` for ``llama::custom_sdpa``, which the
             application must link.
         prefill_chunk: Largest number of tokens in one call; None for the whole context.
@@ -68,7 +68,7 @@ def export_language_model(
     Raises:
         FolderError: The folder cannot be loaded.
         UnsupportedModelError: The model is not a decoder that can be exported with a static cache.
-        LanguageModelError: An argument is out of range, or does not fit the others.
+        LanguageModelError: An argument is out of range, or conflicts with another.
     """
     prepared_model = prepared(
         model,
@@ -100,7 +100,7 @@ class Prepared:
         kernels: Kernels that the runtime must have in addition to the portable ones.
         partitioners: The partitioners, in order.
         separate_decode: Whether single tokens have a separate method.
-        quantized: How much of the linear layers was quantised; None without quantisation.
+        quantized: Counts of quantised and float weights; None without quantisation.
     """
 
     decoder: CachedDecoder
@@ -137,24 +137,23 @@ def prepared(
     _check("quantize_embedding", quantize_embedding, (None, *EMBEDDING_KERNELS))
     for name, count in (("context", context), ("prefill_chunk", prefill_chunk)):
         if count is not None and count < 1:
-            raise LanguageModelError(f"{name} {count} is a number of tokens: give at least 1")
+            raise LanguageModelError(f"{name} is {count} tokens, expected at least 1")
     if quantize == "fp16" and backend != "xnnpack":
         raise LanguageModelError(
-            "quantize is 'fp16', which XNNPACK's delegate stores weights in, and backend is "
-            f"{backend!r}, whose kernels compute in the model's own dtype: pass 'xnnpack', or "
-            "leave quantize"
+            "quantize='fp16' requires backend='xnnpack', whose delegates store float16 weights; "
+            f"the kernels of backend={backend!r} compute in the model's own dtype"
         )
     with steps.step("load", "loading the model"):
         loaded = (
-            _beside(model)
+            _copy_sharing_weights(model)
             if isinstance(model, PreTrainedModel)
             # Delegates compute with float16 weights; the runtime's own kernels would convert them
             # again for each token.
             else load_folder(Path(model), mapped=backend == "xnnpack")
         )
-    context = min([context, *_made_for(loaded)])
+    context = min([context, *_length_limits(loaded)])
     kernels: set[str] = set()
-    # Export before quantisation: models that cannot be exported fail at once.
+    # Before quantisation, so that models that cannot be exported fail early.
     _check_positions(loaded.config.get_text_config(), context)
     _keep_frequencies(loaded)
     custom = attention == "custom-kernel"
@@ -168,7 +167,7 @@ def prepared(
     quantized = None
     if quantize in {"8da4w", "8da8w"}:
         with steps.step("quantise", f"quantising linear layers to {quantize}"):
-            # XNNPACK stores group scales in bfloat16: the decoder computes what the file computes.
+            # XNNPACK stores group scales in bfloat16; round them in the decoder as well.
             scales = torch.bfloat16 if backend == "xnnpack" else None
             quantized = quantize_linears(loaded, quantize, group, scales=scales)
     precision = "fp16" if quantize == "fp16" else None
@@ -210,7 +209,7 @@ def lower_decoder(prepared_model: Prepared, steps: Steps | None = None) -> Lower
             )
     except EmitterError as error:
         raise UnsupportedModelError(
-            f"a {model.config.model_type!r} model cannot be written for the runtime: {error}"
+            f"a {model.config.model_type!r} model cannot be lowered for the runtime: {error}"
         ) from error
 
 
@@ -228,24 +227,24 @@ def _check_positions(config: Any, context: int) -> None:
         first = rope.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        # transformers recomputes all keys then; a cache keeps the old ones.
+        # transformers then recomputes all keys; a cache keeps the old ones.
         if first is not None and context > first:
             raise UnsupportedModelError(
-                f"the model's positions (longrope) are other ones for texts of more than {first} "
-                f"tokens, for which the cache would have to be computed again, and the context is "
-                f"{context}: give a context of at most {first}"
+                f"the model's positions (longrope) change for texts of more than {first} tokens, "
+                f"which would invalidate the cache, and the context is {context}: give a context "
+                f"of at most {first}"
             )
 
 
-def _made_for(model: PreTrainedModel) -> Iterator[int]:
+def _length_limits(model: PreTrainedModel) -> Iterator[int]:
     """Yield each limit of the text length that the model's configuration sets."""
     config = model.config.get_text_config()
     for name in ("max_position_embeddings", "max_seq_len"):
-        said = getattr(config, name, None)
-        if said:
-            yield said
+        limit = getattr(config, name, None)
+        if limit:
+            yield limit
     for name, module in model.named_modules():
-        # RoBERTa and its relatives number positions from the padding index plus one.
+        # In RoBERTa and its variants positions start at the padding index plus one.
         counts = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
         if counts and module.padding_idx is not None:
             yield module.num_embeddings - module.padding_idx - 1
@@ -254,8 +253,8 @@ def _made_for(model: PreTrainedModel) -> Iterator[int]:
 def _keep_frequencies(model: PreTrainedModel) -> None:
     """Fix the rotary frequencies that change only beyond the model's own text length.
 
-    transformers compares the length of the text with that limit for each token, a data-dependent
-    condition that torch.export refuses. The context never exceeds the limit.
+    transformers compares the text length with this limit for each token, a data-dependent
+    condition that torch.export rejects. The context never exceeds the limit.
     """
     layer_: Any
     for layer_ in model.modules():
@@ -268,8 +267,8 @@ def _keep_frequencies(model: PreTrainedModel) -> None:
             )
 
 
-def _beside(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy of a model with the same weights, whose modules can be replaced."""
+def _copy_sharing_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy of a model that shares its weights, so that modules can be replaced."""
     tensors = [*model.parameters(), *model.buffers()]
     copied: PreTrainedModel = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
     return copied.eval()
@@ -282,7 +281,7 @@ def metadata(vocabulary: Vocabulary, context: int, chunk: int, layers: int) -> M
         context: Largest number of tokens of a text.
         chunk: Largest number of tokens in one call.
     """
-    said: dict[str, Any] = {
+    constants: dict[str, Any] = {
         "get_eos_ids": list(vocabulary.eos),
         "get_max_seq_len": chunk,
         "get_max_context_len": context,
@@ -293,8 +292,8 @@ def metadata(vocabulary: Vocabulary, context: int, chunk: int, layers: int) -> M
         "use_sdpa_with_kv_cache": False,
     }
     if vocabulary.bos is not None:
-        said["get_bos_id"] = vocabulary.bos
-    return said
+        constants["get_bos_id"] = vocabulary.bos
+    return constants
 
 
 def _check(name: str, value: object, expected: tuple[object, ...]) -> None:

@@ -17,19 +17,19 @@ from lowerdeck.language_models.errors import FolderError, UnsupportedModelError,
 from lowerdeck.language_models.stored import keep_stored
 
 TOKENIZER = "tokenizer.json"
-# Download nothing and run no code of the folder: by default transformers asks at the terminal.
+# Never download and never run code of the folder; by default transformers would prompt.
 _TRUSTED: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
-"""Names of safetensors."""
+"""Dtypes by their names in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Token numbers that a runner needs.
+    """Token ids that a runner needs.
 
     Attributes:
-        size: Number of tokens that have logits.
-        bos: First token of each text; None without one.
+        size: Number of tokens with logits.
+        bos: First token of each text, or None.
         eos: Tokens that end a text.
     """
 
@@ -39,18 +39,18 @@ class Vocabulary:
 
 
 def load_folder(folder: Path, *, mapped: bool = False) -> PreTrainedModel:
-    """Return the decoder of a folder, in evaluation mode; it computes in float32.
+    """Return the decoder of a folder in evaluation mode, computing in float32.
 
-    Weights are converted one by one while they are read, so that the model is in memory at most
-    once. Nothing is downloaded, and no code of the folder runs.
+    Weights are converted one by one while they are read, so memory holds at most one copy. Nothing
+    is downloaded, and no code of the folder runs.
 
     Args:
-        folder: Contains ``config.json`` and weights in safetensors, in one file or several.
+        folder: Contains ``config.json`` and weights in one or more safetensors files.
         mapped: Whether large weights in float16 or bfloat16 may stay memory-mapped (see
             ``keep_stored``).
 
     Raises:
-        FolderError: The folder holds no model that can be loaded.
+        FolderError: The folder has no model that can be loaded.
         UnsupportedModelError: transformers has no decoder of that kind.
     """
     config = load_config(folder)
@@ -62,7 +62,7 @@ def load_folder(folder: Path, *, mapped: bool = False) -> PreTrainedModel:
     stored = _stored_dtype(folder) if mapped else None
     if stored is not None:
         model = _loaded(folder, config, stored)
-        if not _made_in(stored, model):
+        if not _has_computed(stored, model):
             keep_stored(model)
             model.config.dtype = torch.float32
             return model
@@ -79,14 +79,14 @@ def _stored_dtype(folder: Path) -> torch.dtype | None:
             with safe_open(file, framework="pt") as weights:
                 dtypes |= {weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
     except Exception:
-        return None  # transformers reports what is wrong
+        return None  # transformers reports the error
     return _HALVES.get(dtypes.pop()) if len(dtypes) == 1 else None
 
 
-def _made_in(dtype: torch.dtype, model: PreTrainedModel) -> bool:
-    """Return whether a model has tensors of this dtype that are not loaded from a file.
+def _has_computed(dtype: torch.dtype, model: PreTrainedModel) -> bool:
+    """Return whether a model has tensors of this dtype that are not loaded from its files.
 
-    They were rounded when the model was built, such as the factor of Gemma's embedding.
+    These were rounded when the model was built, such as the factor of Gemma's embedding.
     """
     read = {*model.state_dict()}
     computed = [buffer for name, buffer in model.named_buffers() if name not in read]
@@ -115,7 +115,7 @@ def _loaded(folder: Path, config: PretrainedConfig, dtype: torch.dtype) -> PreTr
     except Exception as error:
         raise FolderError(
             f"{folder} cannot be loaded ({type(error).__name__}: {first_line(error)}): is it "
-            "whole?"
+            "complete?"
         ) from error
     _check_whole(folder, model, loading_info)
     loaded: PreTrainedModel = model
@@ -136,8 +136,8 @@ def _check_whole(
         )
     if missing:
         raise FolderError(
-            f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]!r}: are all "
-            "its *.safetensors there, and is config.json of the same model?"
+            f"{folder} lacks {len(missing)} weights of its model, such as {missing[0]!r}: are "
+            "all its *.safetensors present, and is config.json of the same model?"
         )
 
 
@@ -145,55 +145,55 @@ def load_config(folder: Path) -> PretrainedConfig:
     """Return the configuration of a folder.
 
     Raises:
-        FolderError: It has no configuration, or one of a model that transformers does not have.
+        FolderError: The folder has no configuration, or transformers does not support its model.
     """
     if not (folder / "config.json").is_file():
         raise FolderError(
-            f"{folder} has no config.json, expected a folder as save_pretrained of transformers "
-            "writes it"
+            f"{folder} has no config.json, expected a folder from save_pretrained of transformers"
         )
     try:
         return AutoConfig.from_pretrained(folder, **_TRUSTED)
     except Exception as error:
         raise FolderError(
-            f"{folder / 'config.json'} is not of a model that the installed transformers has: "
+            f"{folder / 'config.json'} is not of a model that the installed transformers "
+            "supports: "
             f"{first_line(error)}"
         ) from error
 
 
 def vocabulary_of(model: PreTrainedModel) -> Vocabulary:
-    """Return the token numbers that a runner needs.
+    """Return the token ids that a runner needs.
 
     Args:
         model: A decoder; its generation config takes precedence over its config.
 
     Raises:
-        FolderError: An entry is not the number of a token.
+        FolderError: An entry is not a token id.
     """
     text, generation = model.config.get_text_config(), model.generation_config
 
-    def said(name: str) -> Any:
+    def setting_of(name: str) -> Any:
         setting = getattr(generation, name, None)
         return getattr(text, name, None) if setting is None else setting
 
-    eos = said("eos_token_id")
-    several = eos if isinstance(eos, list | tuple) else [] if eos is None else [eos]
-    if not all(isinstance(token, int) for token in several):
+    eos = setting_of("eos_token_id")
+    eos_tokens = eos if isinstance(eos, list | tuple) else [] if eos is None else [eos]
+    if not all(isinstance(token, int) for token in eos_tokens):
         raise FolderError(
-            f"eos_token_id of the model's configuration is {eos!r}, expected the number of a "
-            "token or a list of them: correct generation_config.json or config.json"
+            f"eos_token_id of the model's configuration is {eos!r}, expected a token id or a "
+            "list of them: correct generation_config.json or config.json"
         )
-    return Vocabulary(text.vocab_size, said("bos_token_id"), tuple(map(int, several)))
+    return Vocabulary(text.vocab_size, setting_of("bos_token_id"), tuple(map(int, eos_tokens)))
 
 
 def tokenizer_json(folder: Path) -> str:
-    """Return the tokenizer of a folder as the bytes of a ``tokenizer.json``.
+    """Return the tokenizer of a folder as the text of a ``tokenizer.json``.
 
     Args:
         folder: Contains ``tokenizer.json``, or another tokenizer that transformers can convert.
 
     Raises:
-        FolderError: It contains none.
+        FolderError: The folder has no such tokenizer.
     """
     file = folder / TOKENIZER
     if file.is_file():

@@ -1,4 +1,4 @@
-"""Greedy generation from a file, in our own runner or in the official runtime."""
+"""Greedy generation from a file, in lowerdeck.runner or in the official runtime."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from lowerdeck.runner import (
 )
 
 Step = Callable[[Sequence[int], int], tuple[int, float]]
-"""Takes tokens and the position of the first; returns the next token and the seconds it took."""
+"""Maps tokens and the position of the first to the next token and the seconds of the call."""
 
 DECODE = "decode"
-"""The method that takes exactly one token, where a file has one."""
+"""Optional method for exactly one token."""
 
-OURS = "lowerdeck.runner (Python; it emulates the runtime, and its speed says nothing)"
+OURS = "lowerdeck.runner (Python; an emulator, not representative of the runtime's speed)"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A language model's file, loaded in our runner.
+    """A language model's file, loaded in lowerdeck.runner.
 
     Attributes:
         chunk: Largest number of tokens in one call.
@@ -69,39 +69,39 @@ def open_model(path: Path) -> ModelFile:
     """Load the file of a language model.
 
     Args:
-        path: A ``.pte`` file that ``export_language_model`` wrote.
+        path: A ``.pte`` file from ``export_language_model``.
 
     Raises:
-        GenerationError: It cannot be loaded, or is not a language model.
+        GenerationError: The file cannot be loaded, or is not a language model.
     """
     custom_kernels.register()
     embeddings.register()
     kernels = custom_kernels.KERNELS | set(embeddings.KERNELS.values())
     try:
         program = load(path, custom_kernels=kernels)
-        said = {
+        constants = {
             name: program.run(name)
             for name in ("get_max_seq_len", "get_max_context_len", "get_eos_ids")
             if name in program.methods
         }
     except RunnerError as error:
         raise GenerationError(f"{path} cannot be loaded: {error}") from error
-    if "forward" not in program.methods or "get_max_context_len" not in said:
+    if "forward" not in program.methods or "get_max_context_len" not in constants:
         raise GenerationError(
             f"{path} has the methods {', '.join(program.methods)}, expected forward, "
-            "get_max_context_len and others as `lowerdeck lm export` writes them"
+            "get_max_context_len and others, as from `lowerdeck lm export`"
         )
-    context = int(said["get_max_context_len"])
-    eos = said.get("get_eos_ids", ())
-    several = eos if isinstance(eos, list | tuple) else (eos,)
-    chunk = int(said.get("get_max_seq_len", context))
-    return ModelFile(path, chunk, context, tuple(map(int, several)), program)
+    context = int(constants["get_max_context_len"])
+    eos = constants.get("get_eos_ids", ())
+    eos_tokens = eos if isinstance(eos, list | tuple) else (eos,)
+    chunk = int(constants.get("get_max_seq_len", context))
+    return ModelFile(path, chunk, context, tuple(map(int, eos_tokens)), program)
 
 
 def generate(
     model: ModelFile, prompt: Sequence[int], count: int, *, official: bool, timing: Timing
 ) -> Iterator[int]:
-    """Yield the tokens with which a model continues a text, always the most likely one.
+    """Yield the tokens of a model's greedy continuation of a text.
 
     Args:
         prompt: The tokens of the text.
@@ -116,24 +116,25 @@ def generate(
         raise GenerationError("the prompt has no tokens: give a text to continue")
     if len(prompt) + count > model.context:
         raise GenerationError(
-            f"the prompt has {len(prompt)} tokens and {count} more are asked for, but the file "
-            f"holds {model.context}: give a shorter prompt, fewer --tokens, or export with a "
+            f"the prompt has {len(prompt)} tokens and {count} more are requested, but the "
+            f"context is {model.context}: give a shorter prompt, fewer --tokens, or export with "
+            "a "
             "larger --context"
         )
-    rest = prompt, count, model.chunk, model.eos, timing
+    arguments = prompt, count, model.chunk, model.eos, timing
     if not official:
         timing.runtime = OURS
-        yield from continued(our_step(model.program), *rest)
+        yield from continued(our_step(model.program), *arguments)
         return
     try:
         with OfficialRuntime(extra_kernels=True) as runtime:
             timing.runtime = runtime.name
             methods = [name for name in ("forward", DECODE) if name in model.program.methods]
             runtime.load(model.path, methods=methods)
-            yield from continued(official_step(runtime, methods), *rest)
+            yield from continued(official_step(runtime, methods), *arguments)
     except OfficialRuntimeError as error:
         raise GenerationError(
-            f"{model.path}: {error}; --runtime lowerdeck runs it in our runner"
+            f"{model.path}: {error}; --runtime lowerdeck runs it in lowerdeck.runner"
         ) from error
 
 
@@ -145,7 +146,7 @@ def continued(
     ends: Sequence[int],
     timing: Timing,
 ) -> Iterator[int]:
-    """Yield the generated tokens, with the runtime as a function.
+    """Yield the generated tokens, running each step with a function.
 
     Args:
         prompt: The tokens of the text.
@@ -170,7 +171,7 @@ def continued(
 
 
 def our_step(program: LoadedProgram) -> Step:
-    """Return a function that runs a step in our runner."""
+    """Return a function that runs a step in lowerdeck.runner."""
 
     def step(tokens: Sequence[int], position: int) -> tuple[int, float]:
         method = method_for(tokens, program.methods)

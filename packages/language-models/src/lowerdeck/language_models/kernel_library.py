@@ -14,8 +14,8 @@ def define(namespace: str, name: str, arguments: str, computed: Callable[..., An
     An existing definition, such as ExecuTorch's own, is kept.
 
     Args:
-        arguments: Its arguments in torch's schema language.
-        computed: Computes the result in eager mode, and the shape from fake tensors.
+        arguments: Arguments in torch's schema language.
+        computed: Eager implementation, also for fake tensors.
     """
     if hasattr(getattr(torch.ops, namespace), name):
         return
@@ -33,4 +33,4 @@ def define(namespace: str, name: str, arguments: str, computed: Callable[..., An
 
 
 _LIBRARIES: list[Any] = []
-"""Definitions go when their library does."""
+"""Keeps the libraries alive, and with them the definitions."""

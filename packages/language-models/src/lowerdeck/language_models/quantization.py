@@ -1,4 +1,4 @@
-"""Quantise linear layers with torchao, in the forms that XNNPACK computes."""
+"""Quantise linear layers with torchao, in XNNPACK's schemes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from lowerdeck.language_models.stored import StoredLinear, give_back, joined
 _INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it
 
 GROUPS = range(32, 257, 32)
-"""How many weights may share a scale in XNNPACK."""
+"""Group sizes that XNNPACK supports."""
 
 _PIECE = 1 << 20
-"""Weights that are quantised at once."""
+"""Weights quantised at once."""
 
 _EMBEDDINGS = "embeddings"
 
@@ -43,17 +43,17 @@ class Quantized:
 
     @property
     def is_little(self) -> bool:
-        """Return whether most weights are still floats, not counting embeddings."""
+        """Return whether most weights are still float, not counting embeddings."""
         return sum(self.left.values()) - self.left.get(_EMBEDDINGS, 0) > self.weights
 
     def line(self) -> str:
         """Return a line for the terminal."""
-        most = sum(self.left.values()) + self.weights
-        text = f"{self.weights / most:.1%} of {most:,} weights"
+        total = sum(self.left.values()) + self.weights
+        text = f"{self.weights / total:.1%} of {total:,} weights"
         if not self.left:
             return text
-        rest = (f"{count / most:.1%} of {label}" for label, count in self.left.items())
-        return f"{text}; floats stay {', '.join(rest)}"
+        shares = (f"{count / total:.1%} {label}" for label, count in self.left.items())
+        return f"{text}; float: {', '.join(shares)}"
 
 
 def quantize_linears(
@@ -67,7 +67,7 @@ def quantize_linears(
         scales: Dtype that group scales are rounded to; None for no rounding.
 
     Returns:
-        How much of the model was quantised.
+        Counts of quantised and float weights.
 
     Raises:
         LanguageModelError: The group size divides no linear layer.
@@ -85,11 +85,11 @@ def quantize_linears(
     rows = [
         _row(module_) for module_ in model.modules() if isinstance(module_, nn.Linear | Conv1D)
     ]
-    odd = [row for row in rows if row % group]
-    if len(odd) == len(rows):
+    unsuitable = [row for row in rows if row % group]
+    if len(unsuitable) == len(rows):
         raise LanguageModelError(
-            f"no linear layer has rows of a multiple of {group} weights (found "
-            f"{sorted(set(odd))}): give a --group that divides them"
+            f"no linear layer has rows that are a multiple of {group} weights (found "
+            f"{sorted(set(unsuitable))}): give a --group that divides them"
         )
     config = Int8DynamicActivationIntxWeightConfig(
         weight_dtype=_INT4, weight_granularity=PerGroup(group)
@@ -98,7 +98,7 @@ def quantize_linears(
         model,
         config,
         lambda row: row % group == 0,
-        f"linear layers whose rows groups of {group} do not divide",
+        f"linear layers with rows that are not a multiple of {group}",
         scales,
     )
 
@@ -112,7 +112,7 @@ def _quantize(
     model: nn.Module,
     config: Any,
     chosen: Callable[[int], bool],
-    odd: str,
+    unsuitable: str,
     scales: torch.dtype | None,
 ) -> Quantized:
     """Quantise layers with the float weights of only a few rows in memory at a time."""
@@ -120,27 +120,27 @@ def _quantize(
     weights = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if child in done:  # it is shared by several parents
+            if child in done:  # shared by several parents
                 setattr(parent, name, done[child])
                 continue
             if not isinstance(child, nn.Linear | Conv1D) or not chosen(_row(child)):
                 continue
             done[child] = _quantized(child, config, scales)
-            weights += _held(child)
+            weights += _weight_count(child)
             setattr(parent, name, done[child])
-    return Quantized(weights, _left(model, set(done.values()), odd))
+    return Quantized(weights, _left(model, set(done.values()), unsuitable))
 
 
-def _held(layer: nn.Linear | Conv1D) -> int:
+def _weight_count(layer: nn.Linear | Conv1D) -> int:
     weight = layer.stored if isinstance(layer, StoredLinear) else layer.weight
     return int(weight.numel())
 
 
 def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | None) -> nn.Module:
-    """Return a layer quantised in pieces.
+    """Return a layer, quantised in pieces.
 
-    A large layer at once needs several times its float size in memory. Rows have separate scales,
-    so that pieces give the same result.
+    Quantising a large layer at once takes several times its float size in memory. Rows have
+    separate scales, so pieces give the same result.
     """
     weight = layer.stored if isinstance(layer, StoredLinear) else layer.weight
     rows = weight.detach() if isinstance(layer, nn.Linear) else weight.detach().t()
@@ -148,8 +148,8 @@ def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | Non
     parts: list[dict[str, torch.Tensor]] = []
     kind: Any = None
     context: Any = None
-    for some in torch.split(rows, max(1, _PIECE // rows.shape[1])):
-        piece: Any = _linear(nn.Parameter(some.to(dtype).contiguous(), requires_grad=False))
+    for piece_rows in torch.split(rows, max(1, _PIECE // rows.shape[1])):
+        piece: Any = _linear(nn.Parameter(piece_rows.to(dtype).contiguous(), requires_grad=False))
         quantize_(piece, config)
         # A quantised weight is a tensor subclass that holds plain tensors.
         names, context = piece.weight.__tensor_flatten__()
@@ -160,15 +160,15 @@ def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | Non
         inner = {name: joined([part[name] for part in parts]) for name in inner}
     if scales is not None:
         inner["scale"] = inner["scale"].to(scales).to(inner["scale"].dtype)
-    whole = kind.__tensor_unflatten__(inner, context, rows.shape, (rows.shape[1], 1))
-    linear_layer = _linear(nn.Parameter(whole, requires_grad=False))
+    quantized_weight = kind.__tensor_unflatten__(inner, context, rows.shape, (rows.shape[1], 1))
+    linear_layer = _linear(nn.Parameter(quantized_weight, requires_grad=False))
     linear_layer.bias = layer.bias
-    alone = nn.ModuleDict({"layer": linear_layer.train(layer.training)})
-    # Each distinct layer on plain tensors is decomposed once; with the subclass torch traces the
+    holder = nn.ModuleDict({"layer": linear_layer.train(layer.training)})
+    # With plain tensors each distinct layer is decomposed once; with the subclass torch traces the
     # whole program, which takes seven times as long.
-    unwrap_tensor_subclass(alone)
+    unwrap_tensor_subclass(holder)
     give_back()
-    return alone["layer"]
+    return holder["layer"]
 
 
 def _linear(weight: nn.Parameter) -> nn.Linear:
@@ -177,7 +177,7 @@ def _linear(weight: nn.Parameter) -> nn.Linear:
     return layer
 
 
-def _left(model: nn.Module, done: set[nn.Module], odd: str) -> Mapping[str, int]:
+def _left(model: nn.Module, done: set[nn.Module], unsuitable: str) -> Mapping[str, int]:
     """Return the number of float weights by kind of layer."""
     counts: Counter[str] = Counter()
     seen: set[torch.Tensor] = set()
@@ -185,16 +185,16 @@ def _left(model: nn.Module, done: set[nn.Module], odd: str) -> Mapping[str, int]
         if isinstance(module, QuantizedEmbedding):
             continue
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            # XNNPACK computes norms and biases in float as well.
+            # XNNPACK also computes norms and biases in float.
             if tensor.dim() < 2 or not tensor.is_floating_point() or tensor in seen:
                 continue
             seen.add(tensor)
             if isinstance(module, nn.Embedding):
                 label = _EMBEDDINGS
             elif isinstance(module, nn.Linear | Conv1D):
-                label = odd
+                label = unsuitable
             else:
-                label = f"{type(module).__name__}, which are not linear layers"
+                label = f"{type(module).__name__} (not linear layers)"
             counts[label] += tensor.numel()
     return dict(counts.most_common())
 

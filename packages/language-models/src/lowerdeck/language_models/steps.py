@@ -19,7 +19,7 @@ class Steps:
     One line per step, on a terminal and in a pipe.
 
     Args:
-        visible: Whether to print them.
+        visible: Whether to print the steps.
 
     Attributes:
         seconds: Wall time of each finished step.
@@ -53,7 +53,7 @@ class Steps:
 @contextmanager
 def without_bars() -> Iterator[None]:
     """Suppress the progress bars of transformers while it loads a model."""
-    # Not by Hugging Face's switch, which affects all its libraries and does not record its state.
+    # Not by Hugging Face's global switch, whose previous state cannot be restored.
     before = logging.set_tqdm_hook(lambda _, arguments, __: logging.EmptyTqdm(*arguments))
     try:
         yield

@@ -1,7 +1,7 @@
 """Keep weights in the dtype of their file, and convert them to float32 at each use.
 
-Most folders are in bfloat16. Their weights stay memory-mapped until they are converted: the
-model takes no memory, whatever its size. All computation is in float32.
+Most folders are in bfloat16. Their weights stay memory-mapped until they are converted, so loading
+takes no memory. All computation is in float32.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from lowerdeck.torch_base import tensor_in_file
 
 HALVES = (torch.bfloat16, torch.float16)
 _PIECE = 1 << 20
-"""Elements that are copied at once."""
+"""Elements copied at once."""
 _SMALL = 1 << 16
-"""Elements of a tensor that is left in memory."""
+"""Tensors with fewer elements stay in memory."""
 
 
 class StoredLinear(nn.Linear):
@@ -45,7 +45,7 @@ class StoredEmbedding(nn.Embedding):
         return self.stored.float()
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # torch's name
-        """Return rows; only those looked up are converted."""
+        """Return the rows of the tokens, converting only these."""
         return F.embedding(input, self.stored).float()
 
 
@@ -56,14 +56,14 @@ _KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def keep_stored(model: nn.Module) -> None:
-    """Make a model compute in float32, in place, with its large weights in their own dtype.
+    """Make a model compute in float32, in place, keeping large weights in their own dtype.
 
     Args:
         model: A model in float16 or bfloat16. Weights of linear layers and of plain embeddings
             keep their dtype; all others become float32.
     """
     # Tensors hash by identity and outlive this dictionary.
-    kept: dict[torch.Tensor, torch.Tensor] = {}
+    stored_weights: dict[torch.Tensor, torch.Tensor] = {}
     for module in list(model.modules()):
         kind = _KINDS.get(type(module))
         if kind is None or _renorms(module):
@@ -72,17 +72,17 @@ def keep_stored(model: nn.Module) -> None:
         if weight is None or weight.dtype not in HALVES:
             continue
         # Tied weights stay one tensor.
-        stored = kept.setdefault(weight, weight.detach())
+        stored = stored_weights.setdefault(weight, weight.detach())
         del module.weight
         module.__class__ = kind
         module.register_buffer("stored", stored, persistent=False)
-    stays = {id(tensor) for tensor in kept.values()}
+    stored_ids = {id(tensor) for tensor in stored_weights.values()}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter.dtype in HALVES:
                 parameter.data = parameter.data.float()
         for name, buffer in module.named_buffers(recurse=False):
-            if buffer.dtype in HALVES and id(buffer) not in stays:
+            if buffer.dtype in HALVES and id(buffer) not in stored_ids:
                 setattr(module, name, buffer.float())
 
 
@@ -97,7 +97,7 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     A large result is stored in an unlinked file, unless none can be written.
 
     Args:
-        parts: At least one; a single large one is moved to such a file, a small one returned.
+        parts: At least one; a single large tensor is moved to a file, a small one is returned.
     """
     count = sum(part.numel() for part in parts)
     if count >= _SMALL:
