@@ -25,8 +25,8 @@ class NamedDataConflictError(ProgramError):
     def __init__(self, key: str, found: str, expected: str) -> None:
         self.key = key
         super().__init__(
-            f"named data {key!r}: found {found} under a key that already holds {expected}; "
-            "give different contents different keys (a hash of the bytes is a good one)"
+            f"named data {key!r}: found {found} for a key that already holds {expected}; use "
+            "another key, such as a hash of the bytes"
         )
 
 

@@ -48,7 +48,7 @@ class DiffCommand:
         """Print the differences, or write the page.
 
         Returns:
-            0 if the files mean the same, else 1.
+            0 if the files are equivalent, else 1.
 
         Raises:
             CommandError: A file is malformed or cannot be opened, or the page cannot be written

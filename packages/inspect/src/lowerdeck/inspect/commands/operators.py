@@ -91,7 +91,7 @@ def _tensor(plan: ExecutionPlan, index: int) -> Tensor | None:
 
 
 def selective_build_lines(kernels: Mapping[str, Sequence[str]], model: str) -> list[str]:
-    """Return the lines of the YAML file that ExecuTorch's selective build takes.
+    """Return the lines of the YAML file for ExecuTorch's selective build.
 
     Args:
         model: Name of the model, recorded as the source of the operators.

@@ -43,10 +43,10 @@ class Placement:
     Attributes:
         file_size: Length of the file.
         sections: The program and each segment, by offset.
-        constants: First byte of each constant in the file; the first entry is the reserved one.
-        state: The same for initial values of mutable buffers.
-        delegates: The same for those bytes of delegates that are segments, by index.
-        named: The same for named data.
+        constants: Offset of each constant in the file, including the reserved first entry.
+        state: Likewise for initial values of mutable buffers.
+        delegates: Offset of each delegate that is a segment, by index.
+        named: Offset of each entry of named data.
     """
 
     file_size: int

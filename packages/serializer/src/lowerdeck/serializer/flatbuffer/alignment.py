@@ -39,7 +39,7 @@ def check_positive(alignment: int, name: str) -> None:
         ProgramError: ``alignment`` is below 1 or above 2**30.
     """
     if not isinstance(alignment, int):
-        raise ProgramError(f"{name}: found {shown(alignment)}, expected a whole number")
+        raise ProgramError(f"{name}: found {shown(alignment)}, expected an integer")
     if not 1 <= alignment <= MAX_ALIGNMENT:
         raise ProgramError(f"{name}: found {shown(alignment)}, expected 1 to {MAX_ALIGNMENT}")
 

@@ -111,7 +111,7 @@ def _plain_problem(kind: str, value: Any) -> str:
             except ProgramError as error:
                 return str(error)
     elif not isinstance(value, int):
-        return f": found {shown(value)}, expected a whole number"
+        return f": found {shown(value)}, expected an integer"
     else:
         count = 1 << 8 * SCALAR_SIZES[kind]
         least = 0 if kind[0] == "u" else -count // 2

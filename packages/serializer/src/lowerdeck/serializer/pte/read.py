@@ -323,7 +323,7 @@ class PteFile(Closing):
 
     @cached_property
     def _indices(self) -> dict[str, int]:
-        """Return method indices by name; the first method with a name counts."""
+        """Return method indices by name; of duplicate names the first one."""
         return {name: index for index, name in reversed(list(enumerate(self.method_names)))}
 
     def _index_of(self, name: str) -> int:

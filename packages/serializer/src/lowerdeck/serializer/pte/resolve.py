@@ -100,7 +100,7 @@ class SegmentResolver:
             return None
         if self.decoder.has_constant_buffer:
             raise ContentError(
-                "found constants both inline and in a segment, which the runtime refuses",
+                "found constants both inline and in a segment, which the runtime rejects",
                 field="Program.constant_buffer",
             )
         return offsets

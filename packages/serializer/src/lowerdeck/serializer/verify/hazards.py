@@ -63,7 +63,7 @@ def hazards_of(
     needed = needed_release(payload)
     if needed is not None:
         release, feature = needed
-        reason = f"needs ExecuTorch {release} or later: {feature} is refused by 1.4 at load"
+        reason = f"needs ExecuTorch {release} or later: 1.4 rejects {feature} at load"
         yield Hazard(reason, field, offset, release=release)
 
 

@@ -88,7 +88,7 @@ class ChainVerifier:
         position: Callable[[int, int], int],
         payloads: Sequence[XnnGraph | None],
     ) -> None:
-        """Make a verifier.
+        """Create a verifier.
 
         Args:
             plan: The method, with verified values.
@@ -336,7 +336,7 @@ class ChainVerifier:
                 self._with_memory[index] = self._memory_end(index)
 
     def _memory_end(self, index: int) -> int:
-        """Return the last step at which a tensor or list has memory; raise if it has none now."""
+        """Return the step until which a tensor or list has memory; raise if it has none now."""
         end = _ALWAYS
         for tensor in self._tensors_of(index):
             self._verify_memory(tensor)

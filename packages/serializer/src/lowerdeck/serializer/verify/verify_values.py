@@ -45,7 +45,7 @@ class ValueVerifier:
         mutable: StoredData,
         position: Callable[[int], int],
     ) -> None:
-        """Make a verifier.
+        """Create a verifier.
 
         Args:
             constants: The constants of the program.
