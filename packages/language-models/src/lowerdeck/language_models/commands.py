@@ -77,7 +77,7 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
     parser.add_argument(
-        "--quantize", choices=QUANTIZATIONS, default="none", help="quantization of linear layers"
+        "--quantize", choices=QUANTIZATIONS, default="none", help="quantisation of linear layers"
     )
     parser.add_argument(
         "--group", type=int, default=32, metavar="N", help="weights that share a scale in 8da4w"

@@ -25,7 +25,7 @@ class XnnConstant:
 
 @dataclass(frozen=True, slots=True)
 class XnnEncoding:
-    """Element type and quantization parameters of a value.
+    """Element type and quantisation parameters of a value.
 
     Attributes:
         dtype: Element type; ``dtype.scheme`` is the granularity of scales.
@@ -68,12 +68,12 @@ class XnnValue:
 
     Attributes:
         id: The id by which nodes refer to the value.
-        encoding: Element type and quantization.
+        encoding: Element type and quantisation.
         shape: Sizes in memory order; except for constants, upper bounds, or 0 for dynamic sizes.
         flags: ``INPUT`` or ``OUTPUT`` of the graph, or 0.
         external_id: Position among the arguments of the delegate call, or None.
         constant: Location of its bytes, if it is a constant.
-        dynamic_dtype: Type that older compilers set for a dynamically quantized input.
+        dynamic_dtype: Type that older compilers set for a dynamically quantised input.
     """
 
     INPUT: ClassVar[int] = 1
