@@ -105,9 +105,9 @@ def test_methods_have_partitioners_of_their_own(exported: ExportedProgram) -> No
 
 @pytest.mark.parametrize("step", ["to_backend", "transform"])
 def test_a_method_that_is_none_is_refused(exported: ExportedProgram, step: str) -> None:
-    with pytest.raises(UnknownMethodError, match="methods other, expected only forward"):
+    with pytest.raises(UnknownMethodError, match="methods other; expected only forward"):
         getattr(to_edge(exported), step)({"other": []})
-    with pytest.raises(UnknownMethodError, match="no method 'other', but forward"):
+    with pytest.raises(UnknownMethodError, match="no method 'other'; the program has forward"):
         to_edge(exported).exported_program("other")
     with pytest.raises(KeyError):
         to_edge(exported).to_executorch().exported_program("other")
@@ -125,7 +125,7 @@ def test_records_for_devtools_need_the_devtools(
 ) -> None:
     monkeypatch.setitem(sys.modules, "executorch.devtools.etrecord", None)
     for make in (to_edge, to_edge_transform_and_lower):
-        with pytest.raises(SettingError, match=r"object of executorch\.devtools, which cannot"):
+        with pytest.raises(SettingError, match=r"cannot import executorch\.devtools"):
             make(exported, generate_etrecord=True)
     with pytest.raises(SettingError, match="ETRecord was not generated"):
         to_edge(exported).to_executorch().get_etrecord()

@@ -48,7 +48,7 @@ def test_a_field_that_is_not_honoured_warns(exported: ExportedProgram, name: str
 
 
 def test_exirs_own_pass_needs_exir(exported: ExportedProgram) -> None:
-    with pytest.raises(SettingError, match="a pass of exir's, which"):
+    with pytest.raises(SettingError, match=r"needs executorch\.exir"):
         to_edge(exported).to_executorch(settings("do_quant_fusion_and_const_prop", True))
 
 

@@ -120,7 +120,7 @@ def drop_output(graph_module: Any) -> None:
     ("given", "message"),
     [
         (lambda graph_module: 3, "returned a int"),
-        (drop_output, "after pass drop_output the graph takes and returns"),
+        (drop_output, "after pass drop_output the graph has"),
     ],
 )
 def test_what_is_no_pass_is_refused(exported: ExportedProgram, given: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""The names of ``executorch.exir`` that callers type, over the packages of Lowerdeck."""
+"""API of ``executorch.exir``, implemented with Lowerdeck."""
 
 from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig, MemoryPlanningPass
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
@@ -15,7 +15,7 @@ from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
 from lowerdeck.exir_compat.lowering import emit_program, to_edge, to_edge_transform_and_lower
 
 __all__ = [
-    # From exported programs on
+    # Lowering and emission
     "to_edge",
     "to_edge_transform_and_lower",
     "EdgeProgramManager",

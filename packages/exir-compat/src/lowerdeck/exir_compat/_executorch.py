@@ -1,8 +1,7 @@
-"""All references to ExecuTorch's modules in this package.
+"""References to ExecuTorch's modules.
 
-Code that asks ``isinstance`` for a class of exir has imported the module that defines it, so that
-looking whether it is loaded is enough; and it is looked each time that it is asked. Imported is
-one module only, by ``new_record``.
+ExecuTorch's modules are looked up in ``sys.modules`` at each use, because code that uses exir's
+classes has imported them. Only ``new_record`` imports one.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ _RECORDS = "executorch.devtools.etrecord"
 
 
 def manager_class(name: str) -> Any:
-    """Return the class of managers that exir has under a name, None where it is not loaded.
+    """Return exir's manager class of a name, or None if not loaded.
 
     Args:
-        name: Of the class, such as ``EdgeProgramManager``.
+        name: Class name, such as ``EdgeProgramManager``.
     """
     return getattr(sys.modules.get(_PROGRAMS), name, None)
 
 
 def file_classes() -> Any:
-    """Return the module of the classes that exir's files are made of, None if not loaded."""
+    """Return exir's schema module, or None if not loaded."""
     return sys.modules.get(_SCHEMA)
 
 
 def quantized_fusions() -> Any:
-    """Return exir's pass that fuses quantised operators.
+    """Return exir's pass that fuses quantized operators.
 
     Raises:
         SettingError: exir is not loaded.
@@ -42,27 +41,26 @@ def quantized_fusions() -> Any:
         return sys.modules[_PROGRAMS].quant_fusion_and_const_prop_pass
     except KeyError:
         raise SettingError(
-            "ExecutorchBackendConfig.do_quant_fusion_and_const_prop is a pass of exir's, which is "
-            "not loaded: import executorch.exir, or leave it out"
+            "ExecutorchBackendConfig.do_quant_fusion_and_const_prop needs executorch.exir: "
+            "import it, or remove the setting"
         ) from None
 
 
 def is_exirs(kind: object) -> bool:
-    """Return whether a class, a function or an object's class is defined in ExecuTorch.
+    """Return whether a class, function or object's class is defined in ExecuTorch.
 
     Args:
-        kind: The class, the function or the object.
+        kind: A class, function or object.
     """
-    # Methods of built-in objects say None of their module.
+    # ``__module__`` of built-in methods is None.
     module = getattr(kind, "__module__", None) or ""
     return module.partition(".")[0] == "executorch"
 
 
 def new_record() -> Any:
-    """Return an empty record of ExecuTorch's devtools, for its Inspector.
+    """Return an empty ``ETRecord`` of ExecuTorch's devtools.
 
-    The one place of this package that imports ExecuTorch, whose class and file format it is; only
-    who asks for ``generate_etrecord=True`` comes here.
+    The only import of ExecuTorch in this package, for ``generate_etrecord=True``.
 
     Raises:
         SettingError: The devtools are not installed.
@@ -71,6 +69,7 @@ def new_record() -> Any:
         return importlib.import_module(_RECORDS).ETRecord()
     except ImportError as error:
         raise SettingError(
-            "generate_etrecord is True, and such a record is an object of executorch.devtools, "
-            f"which cannot be imported: {error}; install executorch and pandas, or leave it out"
+            f"generate_etrecord=True cannot import executorch.devtools: {error}; install "
+            "executorch "
+            "and pandas, or remove the option"
         ) from error

@@ -1,4 +1,4 @@
-"""exir's settings of emission and files, and their meaning here."""
+"""exir's settings of emission and files, and their conversion."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lowerdeck.emitter import EmitConfig, MemoryPlanner, one_memory
 from lowerdeck.exir_compat._executorch import is_exirs, quantized_fusions
 from lowerdeck.exir_compat.errors import SettingError, SettingWarning
 
-# The stem of the file that exir puts constants into where the caller gives no name.
+# exir's default stem of the file of external constants.
 EXTERNAL_CONSTANTS = "_default_external_constant"
 
-# As exir, call what has an out variant in torch, such as all of ``executorch.kernels.quantized``
-# after its import.
+# As in exir, call any out variant registered with torch, such as those of
+# ``executorch.kernels.quantized``.
 LIBRARY_KERNELS = frozenset({"*"})
-_HONOURED = {
+_SUPPORTED = {
     *("passes", "memory_planning_pass", "emit_stacktrace", "external_constants"),
     *("extract_delegate_segments", "segment_alignment", "constant_tensor_alignment"),
     *("delegate_alignment", "emit_mutable_buffer_names", "do_quant_fusion_and_const_prop"),
@@ -26,17 +26,17 @@ _HONOURED = {
 
 @dataclass(slots=True)
 class MemoryPlanningPass:
-    """How memory is planned, under the names that exir gives it.
+    """Memory planning settings, with exir's names.
 
     Attributes:
-        memory_planning_algo: A ``lowerdeck.emitter.MemoryPlanner``; the default one if None, or if
-            it is one of exir's, which plan exir's own graphs.
-        allow_lifetime_and_storage_overlap: Must be False, as it is by default: plans are checked.
-        alloc_graph_input: Whether inputs get planned memory.
-        alloc_graph_output: Whether outputs get planned memory.
-        alloc_mutable_buffers: Must be True, as it is by default.
-        share_mutable_buffers: Whether mutable buffers of one name are one state in all methods.
-        alignment: Must be 16, as it is by default: the alignment that kernels ask for.
+        memory_planning_algo: A ``lowerdeck.emitter.MemoryPlanner``; None, and exir's algorithms,
+            select the default.
+        allow_lifetime_and_storage_overlap: Must be False (the default): plans are checked.
+        alloc_graph_input: Whether inputs have planned memory.
+        alloc_graph_output: Whether outputs have planned memory.
+        alloc_mutable_buffers: Must be True (the default).
+        share_mutable_buffers: Whether methods share mutable buffers of equal names.
+        alignment: Must be 16 (the default), as kernels require.
     """
 
     memory_planning_algo: MemoryPlanner | None = None
@@ -50,27 +50,26 @@ class MemoryPlanningPass:
 
 @dataclass(slots=True)
 class ExecutorchBackendConfig:
-    """Settings of ``to_executorch``, under the names that exir gives them.
+    """Settings of ``to_executorch``, with exir's names.
 
-    Another value than the default of a field that is not listed here warns
-    (:class:`SettingWarning`) and changes nothing: sizes are bounded by what ``torch.export`` says,
-    views are views and results are written in place wherever that is safe, and memory is the
-    CPU's.
+    Fields that are not listed here are ignored, with a :class:`SettingWarning` unless default:
+    size bounds are those of ``torch.export``, views and in-place writes are used where safe, and
+    memory is on the CPU.
 
     Attributes:
-        passes: Run on each method's program before it is emitted; they see torch's operators.
-        memory_planning_pass: A :class:`MemoryPlanningPass`, or an object with its attributes;
-            or one for each method by name, which may differ in what they allocate.
-        emit_stacktrace: Whether each instruction carries the stack trace of the user's code.
-        extract_delegate_segments: Whether blobs of delegates are segments, which can be freed.
+        passes: Run on each method's program before emission, in torch's operators.
+        memory_planning_pass: A :class:`MemoryPlanningPass` or an object with its attributes, or a
+            mapping by method, whose allocation settings may differ.
+        emit_stacktrace: Whether instructions have stack traces of the user's code.
+        extract_delegate_segments: Whether delegate blobs are segments, which can be freed.
         segment_alignment: Alignment of segments in bytes.
         constant_tensor_alignment: Alignment of constants in bytes; 16 if None.
         delegate_alignment: Alignment of inline blobs in bytes; 16 if None.
-        external_constants: Whether weights go to a ``.ptd`` file; or a function that takes the
-            placeholder of each and returns the stem of its file, or None.
-        emit_mutable_buffer_names: Changes nothing: state always has its name.
-        do_quant_fusion_and_const_prop: Whether exir's pass, which must be loaded, fuses quantised
-            operators, such as those of embeddings, for ``executorch.kernels.quantized``.
+        external_constants: Whether weights are stored in a ``.ptd`` file, or a function from a
+            weight's placeholder to the stem of its file, or None.
+        emit_mutable_buffer_names: Ignored: state always has its name.
+        do_quant_fusion_and_const_prop: Whether exir's pass, which must be loaded, fuses quantized
+            operators, such as embeddings, for ``executorch.kernels.quantized``.
     """
 
     passes: Sequence[Any] = field(default_factory=list)
@@ -95,15 +94,15 @@ class ExecutorchBackendConfig:
 
 
 def warn_of_others(config: Any) -> None:
-    """Warn of settings that change nothing.
+    """Warn of ignored settings.
 
     Args:
-        config: Settings of this package's class or of exir's.
+        config: Settings, possibly of exir's class.
     """
     default = type(config)()
-    for name in sorted({field_.name for field_ in fields(config)} - _HONOURED):
+    for name in sorted({field_.name for field_ in fields(config)} - _SUPPORTED):
         value, usual = getattr(config, name), getattr(default, name)
-        # Passes of exir have no equality.
+        # Compare exir's passes by type.
         if value != usual and not (is_exirs(value) and type(value) is type(usual)):
             warnings.warn(
                 f"ExecutorchBackendConfig.{name} changes nothing", SettingWarning, stacklevel=3
@@ -113,15 +112,15 @@ def warn_of_others(config: Any) -> None:
 def emit_config(
     config: Any, constant_methods: Mapping[str, Any], methods: Iterable[str]
 ) -> tuple[EmitConfig, bool]:
-    """Return the settings of the emission, and whether state of one name is one state.
+    """Return the emission settings, and whether methods share state of equal names.
 
     Args:
-        config: Settings of this package's class or of exir's.
-        constant_methods: What constant methods return.
-        methods: Names of the methods.
+        config: Settings, possibly of exir's class.
+        constant_methods: Results of constant methods.
+        methods: Method names.
 
     Raises:
-        SettingError: The memory plan that is asked for cannot be made.
+        SettingError: The requested memory plan is not supported.
     """
     given = config.memory_planning_pass
     plans = {
@@ -144,23 +143,23 @@ def emit_config(
 
 
 def passes_to_run(config: Any) -> list[Any]:
-    """Return all passes that run before the emission.
+    """Return the passes that run before emission.
 
     Args:
-        config: Settings of this package's class or of exir's.
+        config: Settings, possibly of exir's class.
 
     Raises:
-        SettingError: Quantised operators are to be fused, and exir is not loaded.
+        SettingError: The fusion of quantized operators is enabled, but exir is not loaded.
     """
     fusions = [quantized_fusions()] if config.do_quant_fusion_and_const_prop else []
     return [*fusions, *config.passes]
 
 
 def file_options(config: Any) -> dict[str, Any]:
-    """Return what ``lowerdeck.serializer.write_pte`` takes of the settings.
+    """Return the options of ``lowerdeck.serializer.write_pte``.
 
     Args:
-        config: Settings of this package's class or of exir's.
+        config: Settings, possibly of exir's class.
     """
     return {
         "extract_delegate_segments": config.extract_delegate_segments,
@@ -171,7 +170,7 @@ def file_options(config: Any) -> dict[str, Any]:
 
 
 def _planning(given: Any) -> MemoryPlanningPass:
-    """Return a pass, which may be exir's, as this package's class."""
+    """Return a pass, possibly of exir's class, as this package's class."""
     default = MemoryPlanningPass()
     settings = {
         field_.name: getattr(given, field_.name, getattr(default, field_.name))
@@ -182,7 +181,7 @@ def _planning(given: Any) -> MemoryPlanningPass:
     for name in ("allow_lifetime_and_storage_overlap", "alloc_mutable_buffers", "alignment"):
         if settings[name] != getattr(default, name):
             raise SettingError(
-                f"MemoryPlanningPass.{name} is {settings[name]!r}, expected "
-                f"{getattr(default, name)!r}, which is all that emit does"
+                f"MemoryPlanningPass.{name} is {settings[name]!r}; emit supports only "
+                f"{getattr(default, name)!r}"
             )
     return MemoryPlanningPass(**settings)

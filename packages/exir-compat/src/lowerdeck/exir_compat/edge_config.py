@@ -1,4 +1,4 @@
-"""exir's settings of the way from exported programs to Edge programs."""
+"""exir's settings of ``to_edge``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from lowerdeck.torch_base import OpOverload
 
 @dataclass(slots=True)
 class EdgeCompileConfig:
-    """Settings of :func:`to_edge`, under the names that exir gives them.
+    """Settings of :func:`to_edge`, with exir's names.
 
-    Programs are lowered and emitted in torch's operators, so that there is nothing to check of
-    the Edge dialect and nothing to except from the check; no operator of dimension orders comes
-    up. After an import of that dialect (``executorch.exir``) programs are shown in it.
+    Programs are lowered and emitted in torch's operators, so there are no Edge dialect checks and
+    no dim-order operators. If the Edge dialect (``executorch.exir``) has been imported, managers
+    return programs in it.
 
     Attributes:
-        preserve_ops: Operators that stay whole.
-        _check_ir_validity: Nothing here depends on it: what cannot be emitted is always an error.
-        _skip_dim_order: Nothing here depends on it.
-        _use_edge_ops: False shows programs in torch's operators whatever has been imported.
-        _core_aten_ops_exception_list: Nothing here depends on it.
+        preserve_ops: Operators that are not decomposed.
+        _check_ir_validity: Ignored: programs that cannot be emitted are always errors.
+        _skip_dim_order: Ignored.
+        _use_edge_ops: False always returns programs in torch's operators.
+        _core_aten_ops_exception_list: Ignored.
     """
 
     _check_ir_validity: bool = True

@@ -1,4 +1,4 @@
-"""The programs of several methods on their way to a file."""
+"""Manager of programs between export and emission."""
 
 from __future__ import annotations
 
@@ -34,23 +34,19 @@ from lowerdeck.torch_base import OpOverload, graphs_of
 
 
 class EdgeProgramManager(Manager):
-    """The programs of several methods, in torch's core operators or lowered.
+    """Programs by method, decomposed or lowered.
 
-    Each step returns a new manager and leaves this one as it is.
+    Immutable: each step returns a new manager.
 
     Args:
-        edge_programs: One program, which becomes the method ``forward``, or several by method
-            name; they are taken as they are.
-        constant_methods: Values that additional methods return.
-        compile_config: Kept for the caller.
-        core_aten_ops_exception_list: Nothing here depends on it.
-        preserve_ops: Nothing here depends on it.
-
-    Attributes:
-        compile_config: What the caller gave.
+        edge_programs: One program (the method ``forward``), or several by method name.
+        constant_methods: Results of constant methods.
+        compile_config: Settings of ``to_edge``.
+        core_aten_ops_exception_list: Ignored.
+        preserve_ops: Ignored.
     """
 
-    _exirs_name = "EdgeProgramManager"
+    _exir_name = "EdgeProgramManager"
 
     def __init__(
         self,
@@ -67,13 +63,13 @@ class EdgeProgramManager(Manager):
 
     @property
     def _edge_programs(self) -> dict[str, ExportedProgram]:
-        """The programs under the name by which exir's own tools reach for and replace them."""
-        self._programs = self._shown()
+        """The programs, under the name that exir's tools read and write."""
+        self._programs = self._in_edge()
         return self._programs
 
     @property
     def _named_data_store(self) -> NamedDataStore:
-        """What backends gave to be looked up by key, under the name by which tools ask for it."""
+        """Named data of all delegates, under the name that exir's tools read."""
         store = NamedDataStore()
         for delegate in _delegates(self._programs.values()):
             if delegate.named_data_store_output is not None:
@@ -82,23 +78,23 @@ class EdgeProgramManager(Manager):
 
     @property
     def config_methods(self) -> set[str]:
-        """The names of the methods that return constants."""
+        """Names of constant methods."""
         return set(self._constants)
 
     def keep_record(self, exported: Mapping[str, ExportedProgram] | None = None) -> None:
-        """Keep the programs as they are now for ExecuTorch's devtools.
+        """Record the current programs for ExecuTorch's devtools.
 
         Args:
-            exported: The programs as they were exported, which begins a record; None to add to
-                one that was begun what passes have made of them.
+            exported: The exported programs, to begin a record; None to add transformed programs to
+                an existing record, if any.
 
         Raises:
             SettingError: The devtools are not installed.
         """
         if exported is None and self._etrecord is None:
             return
-        # Copies of graphs: a caller may change what is shown. Weights are shared.
-        seen = {name: transformed(program, []) for name, program in self._shown().items()}
+        # Copy the graphs, which the caller may change; weights are shared.
+        seen = {name: transformed(program, []) for name, program in self._in_edge().items()}
         manager = EdgeProgramManager(seen, None, self.compile_config)
         if exported is None:
             self._etrecord.add_extra_export_modules({"edge_after_transform": manager})
@@ -108,82 +104,82 @@ class EdgeProgramManager(Manager):
         self._etrecord.add_edge_dialect_program(manager)
 
     def exported_program(self, method_name: str = "forward") -> ExportedProgram:
-        """Return the program of a method, in the Edge dialect where that has been imported.
+        """Return the program of a method, in the Edge dialect if it has been imported.
 
         Raises:
-            UnknownMethodError: There is none of that name.
+            UnknownMethodError: The method does not exist.
         """
-        self._programs = self._shown()
+        self._programs = self._in_edge()
         return super().exported_program(method_name)
 
     def transform(
         self, passes: Any, compile_config: EdgeCompileConfig | None = None
     ) -> EdgeProgramManager:
-        """Return what passes make of the programs.
+        """Return a manager of transformed programs.
 
         Args:
             passes: One pass or several, for all methods or in a mapping by method. A pass takes a
-                graph module, or, where its annotation says so, an ``ExportedProgram``.
-            compile_config: Kept for the caller.
+                graph module, or an ``ExportedProgram`` if annotated so.
+            compile_config: Settings of the new manager.
 
         Raises:
-            TransformError: A pass is none, or what it returned cannot be used.
-            UnknownMethodError: There are passes for a method that is none.
+            TransformError: A pass returned an unsupported result.
+            UnknownMethodError: There are passes for an unknown method.
         """
         programs = dict(self._programs)
         for name, passes_of_method in by_method(passes, programs).items():
             is_several = isinstance(passes_of_method, list | tuple)
-            several = passes_of_method if is_several else [passes_of_method]
-            programs[name] = transformed(programs[name], several)
+            pass_list = passes_of_method if is_several else [passes_of_method]
+            programs[name] = transformed(programs[name], pass_list)
         return self._with(programs, compile_config)
 
     def to_backend(self, partitioner: Any) -> EdgeProgramManager:
-        """Return the programs with what a partitioner tags given to backends.
+        """Return a manager of programs with tagged nodes lowered to backends.
 
         Args:
-            partitioner: One for all methods, or a mapping from methods to one each.
+            partitioner: One for all methods, or a mapping by method.
 
         Raises:
-            UnknownMethodError: There is a partitioner for a method that is none.
+            UnknownMethodError: There is a partitioner for an unknown method.
             lowerdeck.lowered_module.LoweringError: A program cannot be lowered.
         """
         chosen = by_method(partitioner, self._programs)
-        programs = self._shown() if any(map(of_exirs, chosen.values())) else self._in_torchs()
+        programs = self._in_edge() if any(map(of_exirs, chosen.values())) else self._in_torch()
         return self._with(to_backend(MethodProgramsPartitionerSpec(programs, chosen)))
 
     def to_executorch(
         self, config: ExecutorchBackendConfig | None = None
     ) -> ExecutorchProgramManager:
-        """Return the program of a file.
+        """Return a manager of the emitted program.
 
         Args:
-            config: Settings of the emission and of the file: of this package's class or exir's.
+            config: Settings of emission and file, possibly of exir's class.
 
         Raises:
-            SettingError: A setting cannot be honoured.
+            SettingError: A setting is not supported.
             lowerdeck.emitter.EmitterError: The programs cannot be emitted.
         """
         settings = config or ExecutorchBackendConfig()
         warn_of_others(settings)
         passes = passes_to_run(settings)
         manager = self.transform(passes) if passes else self
-        programs = manager._in_torchs()
+        programs = manager._in_torch()
         _warn_of_devices(programs.values())
         emission, is_shared = emit_config(settings, self._constants, programs)
         emitted = emit(programs, config=emission, shared_state=is_shared)
-        made = ExecutorchProgramManager(programs, emitted, settings)
+        new_manager = ExecutorchProgramManager(programs, emitted, settings)
         if self._etrecord is not None:
-            made.keep_record(self._etrecord)
-        return made
+            new_manager.keep_record(self._etrecord)
+        return new_manager
 
-    def _shown(self) -> dict[str, ExportedProgram]:
-        """Return the programs as callers see them: Edge, where anyone can know that dialect."""
+    def _in_edge(self) -> dict[str, ExportedProgram]:
+        """Return the programs in the Edge dialect, if loaded and enabled."""
         if not getattr(self.compile_config, "_use_edge_ops", True):
             return dict(self._programs)
         return {name: in_edge_operators(program) for name, program in self._programs.items()}
 
-    def _in_torchs(self) -> dict[str, ExportedProgram]:
-        """Return the programs in torch's operators, numbers and views as they were."""
+    def _in_torch(self) -> dict[str, ExportedProgram]:
+        """Return the programs in torch's operators, with the original numbers and views."""
         return {name: in_torch_operators(program) for name, program in self._programs.items()}
 
     def _with(
@@ -201,33 +197,33 @@ def _delegates(programs: Iterable[ExportedProgram]) -> Iterator[LoweredBackendMo
 
 
 def _warn_of_devices(programs: Iterable[ExportedProgram]) -> None:
-    """Warn of delegates whose inputs and outputs exir would place in memory of a device."""
+    """Warn of delegates whose inputs and outputs exir would place in device memory."""
     for delegate in _delegates(programs):
         for spec in delegate.compile_specs:
             if spec.key == "target_device" and not spec.value.startswith(b"cpu"):
                 warnings.warn(
-                    f"a delegate of {delegate.backend_id} asks for {spec.value.decode()}, but "
-                    "emit plans memory of the CPU only: its runtime half must copy",
+                    f"a delegate of {delegate.backend_id} targets {spec.value.decode()}, but "
+                    "emit plans only CPU memory: its runtime must copy",
                     SettingWarning,
                     stacklevel=3,
                 )
 
 
 def programs_by_method(value: Any) -> dict[str, ExportedProgram]:
-    """Return programs by method, one alone as ``forward``.
+    """Return programs by method; a single program is ``forward``.
 
     Args:
-        value: A program, or a mapping from methods to programs.
+        value: A program, or a mapping by method.
 
     Raises:
-        ExirCompatError: It is something else.
+        ExirCompatError: A value is not an ``ExportedProgram``.
     """
     programs = dict(value) if isinstance(value, Mapping) else {"forward": value}
     for name, program in programs.items():
         if not isinstance(program, ExportedProgram):
             raise ExirCompatError(
-                f"found a {type(program).__name__} as the program of method {name!r}, expected "
-                "what torch.export.export(model, example_args) returns"
+                f"found a {type(program).__name__} as the program of method {name!r}; expected "
+                "the result of torch.export.export(model, example_args)"
             )
     return programs
 
@@ -236,18 +232,18 @@ def by_method(settings: Any, methods: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by method.
 
     Args:
-        settings: One setting for all methods, or a mapping from methods to settings.
-        methods: The methods of the program.
+        settings: One setting for all methods, or a mapping by method.
+        methods: Methods of the program.
 
     Raises:
-        UnknownMethodError: ``settings`` names a method that the program lacks.
+        UnknownMethodError: ``settings`` has an unknown method.
     """
     if not isinstance(settings, Mapping):
         return dict.fromkeys(methods, settings)
     unknown = [str(name) for name in settings if name not in methods]
     if unknown:
         raise UnknownMethodError(
-            f"found something for methods {', '.join(unknown)}, expected only "
+            f"found settings of methods {', '.join(unknown)}; expected only "
             f"{', '.join(methods) or 'none'}"
         )
     return dict(settings)

@@ -1,4 +1,4 @@
-"""Emission results under the names that exir's emitter gives them."""
+"""Emission results in the form of exir's emitter."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from lowerdeck.exir_compat.exir_schema import (
 
 @dataclass(slots=True)
 class EmitterOutput:
-    """What was emitted, as exir's tools ask for it.
+    """Emission result in the form that exir's tools read.
 
     Attributes:
-        program: The program; in exir's classes where they have been imported.
-        debug_handle_map: The debug handle of each instruction, by method and index; of a call of
-            a delegate a list, of what is inside.
-        method_to_delegate_debug_id_map: Debug maps of delegate calls, by method and
-            index of its instruction.
-        instruction_id_to_num_outs_map: How many results each delegate call gives, by method and
-            index of its instruction.
-        mutable_data: Initial values of state, of which entry 0 is reserved; None without state
-            that has one.
-        external_constant_buffer: The bytes of constants outside of the program.
-        external_constant_map: For each file the index of each constant in that list, by name.
+        program: The program, in exir's classes if imported.
+        debug_handle_map: Debug handle of each instruction, by method and index; for delegate calls
+            the list of handles inside.
+        method_to_delegate_debug_id_map: Debug maps of delegate calls, by method and instruction
+            index.
+        instruction_id_to_num_outs_map: Number of results of delegate calls, by method and
+            instruction index.
+        mutable_data: Initial values of state, after a reserved entry 0; None if there are none.
+        external_constant_buffer: Bytes of external constants.
+        external_constant_map: Index of each constant in that list, by file and name.
     """
 
     program: Any
@@ -40,12 +39,12 @@ class EmitterOutput:
 
 
 def emitter_output(emitted: EmittedProgram, program: Any) -> EmitterOutput:
-    """Return what was emitted, as exir's emitter returns it.
+    """Return the emission result in the form of exir's emitter.
 
     Args:
-        program: Its program, in exir's classes where these are loaded.
+        program: The program, in exir's classes if loaded.
     """
-    outside, names = _outside(emitted)
+    external, names = _external_constants(emitted)
     state = emitted.program.mutable_data
     delegates = emitted.delegate_debug_maps
     return EmitterOutput(
@@ -63,13 +62,13 @@ def emitter_output(emitted: EmittedProgram, program: Any) -> EmitterOutput:
             for method, calls in delegates.items()
         },
         mutable_data=in_exirs_classes(state) if len(state) > 1 else None,
-        external_constant_buffer=outside,
+        external_constant_buffer=external,
         external_constant_map=names,
     )
 
 
 def _handles(emitted: EmittedProgram, method: str) -> dict[int, int | list[int]]:
-    """Return the debug handle of each instruction of a method that has some, by its index."""
+    """Return debug handles of a method's instructions by index, without empty ones."""
     calls = emitted.delegate_debug_maps.get(method, {})
     handles: dict[int, int | list[int]] = {}
     for index, source in emitted.debug_handle_map[method].items():
@@ -80,15 +79,15 @@ def _handles(emitted: EmittedProgram, method: str) -> dict[int, int | list[int]]
     return handles
 
 
-def _outside(emitted: EmittedProgram) -> tuple[list[bytes], dict[str, dict[str, int]]]:
-    """Return the bytes that go to other files, each once, and their indices by file and name."""
-    kept = emitted.named_data.get_named_data_store_output()
+def _external_constants(emitted: EmittedProgram) -> tuple[list[bytes], dict[str, dict[str, int]]]:
+    """Return the distinct external constants, and their indices by file and name."""
+    store = emitted.named_data.get_named_data_store_output()
     indices: dict[int, int] = {}
     names = {
         tag: {
             key: indices.setdefault(entry.buffer_index, len(indices))
             for key, entry in entries.items()
         }
-        for tag, entries in kept.external_data.items()
+        for tag, entries in store.external_data.items()
     }
-    return [as_bytes(kept.buffers[index]) for index in indices], names
+    return [as_bytes(store.buffers[index]) for index in indices], names

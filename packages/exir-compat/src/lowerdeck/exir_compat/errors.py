@@ -1,25 +1,25 @@
-"""The errors that this package raises, and its warning."""
+"""Errors and warnings of this package."""
 
 
 class ExirCompatError(Exception):
-    """Base of every error that ``lowerdeck.exir_compat`` raises on purpose."""
+    """Base of all errors of ``lowerdeck.exir_compat``."""
 
 
 class SettingError(ExirCompatError, ValueError):
-    """A setting of exir's, or a value of one, that nothing here can do; the message says why."""
+    """A setting of exir, or its value, is not supported."""
 
 
 class UnknownMethodError(ExirCompatError, KeyError):
-    """A method was asked for that the program does not have."""
+    """A requested method does not exist."""
 
     def __str__(self) -> str:
-        """Return the message; ``KeyError`` would quote it."""
+        """Return the message, which ``KeyError`` would quote."""
         return str(self.args[0])
 
 
 class TransformError(ExirCompatError, TypeError):
-    """A pass returned what no program can be made of."""
+    """A pass returned an unsupported result."""
 
 
 class SettingWarning(UserWarning):
-    """A setting of exir's changes nothing here."""
+    """A setting of exir is ignored."""

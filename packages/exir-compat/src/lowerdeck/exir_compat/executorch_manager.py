@@ -1,4 +1,4 @@
-"""The program of a file, under the names by which exir's callers ask for its parts."""
+"""Manager of an emitted program."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from lowerdeck.serializer import (
 
 
 class ExecutorchProgramManager(Manager):
-    """What the runtime runs, and the programs that it was made of.
+    """The emitted program, and its source programs.
 
     Args:
-        execution_programs: The program of each method.
-        emitted: What was emitted of them.
-        backend_config: How the file is written.
+        execution_programs: Source program of each method.
+        emitted: Result of the emission.
+        backend_config: Settings of the file.
 
     Attributes:
-        emitted: What ``lowerdeck.emitter.emit`` returned: memory plans, sources of instructions.
+        emitted: Result of ``lowerdeck.emitter.emit``, with memory plans and instruction sources.
     """
 
-    _exirs_name = "ExecutorchProgramManager"
+    _exir_name = "ExecutorchProgramManager"
 
     def __init__(
         self,
@@ -51,59 +51,59 @@ class ExecutorchProgramManager(Manager):
 
     @property
     def config_methods(self) -> set[str]:
-        """The names of the methods that return constants."""
+        """Names of constant methods."""
         return set(self.emitted.methods) - self.methods
 
     @cached_property
     def executorch_program(self) -> Program:
-        """The program as plain data, before it is written; in exir's classes where imported."""
+        """The program as plain data, in exir's classes if imported."""
         program: Program = in_exirs_classes(self.emitted.program)
         return program
 
     @cached_property
     def buffer(self) -> bytes:
-        """The ``.pte`` file as bytes, made once; files are written without it."""
+        """The cached bytes of the ``.pte`` file; ``save`` does not use them."""
         return self.emitted.to_bytes(**self._options)
 
     @cached_property
     def _emitter_output(self) -> EmitterOutput:
-        """What exir's own tools reach for under this name."""
+        """Emission result, under the name that exir's tools read."""
         return emitter_output(self.emitted, self.executorch_program)
 
     @property
     def debug_handle_map(self) -> dict[str, dict[int, int | list[int]]]:
-        """The debug handle of each instruction, by method and index; of delegates lists."""
+        """Debug handle of each instruction, by method and index; lists for delegate calls."""
         return self._emitter_output.debug_handle_map
 
     @property
     def delegate_map(self) -> dict[str, dict[int, dict[str, Any]]]:
-        """Debug maps of delegate calls, by method and index of the instruction."""
+        """Debug maps of delegate calls, by method and instruction index."""
         return self._emitter_output.method_to_delegate_debug_id_map
 
     @property
     def instruction_id_to_num_outs_map(self) -> dict[str, dict[int, int]]:
-        """How many results each delegate call gives, by method and index."""
+        """Number of results of delegate calls, by method and instruction index."""
         return self._emitter_output.instruction_id_to_num_outs_map
 
     def keep_record(self, record: Any) -> None:
-        """Keep a record for ExecuTorch's devtools, with what was emitted added to it.
+        """Add the emitted program to a copy of a record for ExecuTorch's devtools.
 
         Args:
-            record: What was kept of the programs before; it is not changed.
+            record: Record of the source programs; not changed.
         """
         self._etrecord = record.copy()
         self._etrecord.add_executorch_program(self)
 
     def get_etrecord(self) -> Any:
-        """Return the record that ``generate_etrecord=True`` asked for, an ``ETRecord``.
+        """Return the ``ETRecord`` of ``generate_etrecord=True``.
 
         Raises:
-            SettingError: None was requested.
+            SettingError: No record was requested.
         """
         if self._etrecord is None:
             raise SettingError(
-                "ETRecord was not generated: give generate_etrecord=True to to_edge or "
-                "to_edge_transform_and_lower, or both managers to executorch.devtools' "
+                "ETRecord was not generated: pass generate_etrecord=True to to_edge or "
+                "to_edge_transform_and_lower, or pass both managers to executorch.devtools' "
                 "generate_etrecord"
             )
         return self._etrecord
@@ -112,34 +112,34 @@ class ExecutorchProgramManager(Manager):
         """Print the program.
 
         Args:
-            verbose: Changes nothing: every value and instruction is printed.
-            out: Where to; standard output if None.
+            verbose: Ignored: all values and instructions are printed.
+            out: Output stream; standard output by default.
         """
         print(self.executorch_program, file=out)
 
     def write_to_file(self, open_file: BinaryIO) -> None:
-        """Write the ``.pte`` file to a file that is open for bytes."""
+        """Write the ``.pte`` file to an open binary file."""
         open_file.write(self.buffer)
 
     def write_tensor_data_to_file(self, outdir: str | os.PathLike[str]) -> None:
-        """Write the ``.ptd`` files that belong to the program, straight from memory."""
+        """Write the program's ``.ptd`` files without a copy in memory."""
         named = self.emitted.named_data.get_named_data_store_output()
         for stem, data in external_data(named).items():
             write_ptd(data, Path(outdir) / f"{stem.removesuffix('.ptd')}.ptd")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the ``.pte`` file, straight from the tensors' memory.
+        """Write the ``.pte`` file without a copy in memory.
 
-        As in exir the ``.ptd`` files are written by :meth:`write_tensor_data_to_file`.
+        As in exir, ``.ptd`` files are written by :meth:`write_tensor_data_to_file`.
 
         Args:
-            path: Where; it must end in ``.pte``.
+            path: Must end in ``.pte``.
 
         Raises:
-            ValueError: It does not.
-            OSError: It cannot be written.
+            ValueError: ``path`` does not end in ``.pte``.
+            OSError: The file cannot be written.
         """
         if not os.fspath(path).endswith(".pte"):
-            raise ValueError(f"found path {os.fspath(path)!r}, expected one that ends in .pte")
+            raise ValueError(f"found path {os.fspath(path)!r}; expected one that ends in .pte")
         named = self.emitted.named_data.get_named_data_store_output()
         write_pte(self.emitted.program, path, named_data=named, **self._options)

@@ -1,4 +1,4 @@
-"""Programs in the classes of ``executorch.exir.schema``, for tools that ask for those."""
+"""Convert programs to the classes of ``executorch.exir.schema``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from lowerdeck.serializer import Program
 
 
 def in_exirs_classes(program: Any) -> Any:
-    """Return a program or a part of it in exir's own classes if these are loaded, else itself.
+    """Return a program, or a part of it, in exir's classes if loaded, else unchanged.
 
-    Code that asks ``isinstance`` for a class of exir has imported it, and exir's own tools, such
-    as its printer and its writer, do ask.
+    exir's printer and writer check these classes, and code that does so has imported them.
 
     Args:
-        program: The program; it is not changed, and bytes are shared where they are bytes.
+        program: The program; not changed. ``bytes`` are shared.
     """
     schema = file_classes()
     if schema is None:
@@ -37,7 +36,7 @@ def in_exirs_classes(program: Any) -> Any:
 
 
 def _converted(value: Any, schema: Any) -> Any:
-    """Return a value of our schema in the other one's classes."""
+    """Return a value in exir's classes."""
     kind = type(value)
     if kind in (str, int, float, bool, type(None), bytes):
         return value
@@ -54,5 +53,5 @@ def _converted(value: Any, schema: Any) -> Any:
 
 
 def as_bytes(storage: Any) -> bytes:
-    """Return bytes as exir's classes hold them: memory that we only point at is copied."""
+    """Return ``bytes``, which exir's classes require; other buffers are copied."""
     return storage if isinstance(storage, bytes) else bytes(storage)

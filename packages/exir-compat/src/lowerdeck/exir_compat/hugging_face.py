@@ -1,6 +1,6 @@
-"""transformers' exporter for ExecuTorch, with Lowerdeck as its engine.
+"""transformers' exporter for ExecuTorch, implemented with Lowerdeck.
 
-Importing this module needs transformers, and running what it exports needs ``executorch``.
+Import requires transformers; running exported files requires ``executorch``.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from lowerdeck.lowered_module import Partitioner, lower
 
 
 class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers is untyped
-    """Exports a model of transformers to ExecuTorch, in place of ``ExecutorchExporter``.
+    """Replacement of transformers' ``ExecutorchExporter``.
 
-    None of transformers' patches of torch and ExecuTorch is applied. What is returned is saved,
-    loaded and run by transformers as if ``ExecutorchExporter`` had made it.
+    Does not apply transformers' patches of torch and ExecuTorch. transformers can save, load and
+    run the result as with ``ExecutorchExporter``.
 
     Args:
-        partitioners: Partitioners of the backends, in order; that of ``lowerdeck.xnnpack`` if
-            None. An empty sequence leaves all to portable kernels.
+        partitioners: Partitioners, in order; by default that of ``lowerdeck.xnnpack``. An empty
+            sequence uses portable kernels only.
         bounds: Upper bounds of dynamic dimensions, as for ``lowerdeck.lowered_module.lower``: one
-            for all, or some by name.
+            for all, or a mapping by name.
 
     Raises:
-        SettingError: The config asks for a backend other than ``"xnnpack"`` without partitioners.
+        SettingError: The config has a backend other than ``"xnnpack"``, and no partitioners are
+            given.
 
     Example:
         >>> from transformers.exporters import ExecutorchConfig  # doctest: +SKIP
@@ -69,18 +70,18 @@ class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers i
         sample_inputs: MutableMapping[str, Any],
         config: ExecutorchConfig,
     ) -> tuple[ExecutorchProgramManager, Any]:
-        """Return the program of one graph, and transformers' metadata of it.
+        """Return the program of one graph, and transformers' metadata.
 
         Args:
-            model: The model; its parameters no longer require gradients afterwards.
+            model: The model; ``requires_grad`` of its parameters is set to False.
             sample_inputs: Keyword arguments of ``forward``.
-            config: Settings of the export and of memory planning.
+            config: Settings of export and memory planning.
 
         Raises:
             SettingError: See the class.
             lowerdeck.lowered_module.LoweringError: The program cannot be lowered.
-            lowerdeck.emitter.EmitterError: It cannot be emitted, such as for a dimension without
-                a bound.
+            lowerdeck.emitter.EmitterError: The program cannot be emitted, for example because a
+                dimension has no bound.
         """
         partitioners = self._chosen_partitioners(config)
         model.requires_grad_(False)
@@ -101,20 +102,20 @@ class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers i
             return self._partitioners
         if config.backend != "xnnpack":
             raise SettingError(
-                f"found backend {config.backend!r}, expected 'xnnpack', or partitioners given to "
+                f"found backend {config.backend!r}; expected 'xnnpack', or pass partitioners to "
                 "LowerdeckExporter"
             )
-        # Only here: the package is not a dependency of this one.
+        # Optional dependency.
         from lowerdeck.xnnpack import XnnpackPartitioner
 
         return [XnnpackPartitioner()]
 
     @classmethod
     def save_program(cls, program: Any, path: str | os.PathLike[str]) -> None:
-        """Write one program to a ``.pte`` file, as transformers does."""
+        """Write a program to a ``.pte`` file, as transformers does."""
         get_exporter_class(cls.export_format).save_program(program, path)
 
     @classmethod
     def load_program(cls, path: str | os.PathLike[str]) -> Any:
-        """Return a ``.pte`` file as a program of the official runtime, as transformers does."""
+        """Load a ``.pte`` file in the official runtime, as transformers does."""
         return get_exporter_class(cls.export_format).load_program(path)

@@ -1,4 +1,4 @@
-"""The functions with which callers of exir begin."""
+"""exir's entry points."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ def to_edge(
     compile_config: EdgeCompileConfig | None = None,
     generate_etrecord: bool = False,
 ) -> EdgeProgramManager:
-    """Return programs in core ATen operators, to be lowered and emitted.
+    """Return a manager of programs in core ATen operators.
 
     Args:
-        programs: One program, which becomes the method ``forward``, or several by method name.
-            None of them is changed.
-        constant_methods: Values that additional methods return.
-        compile_config: Which operators stay whole.
-        generate_etrecord: Whether to keep a record for ExecuTorch's devtools, which must be
-            installed; ``ExecutorchProgramManager.get_etrecord`` returns it.
+        programs: One program (the method ``forward``), or several by method name; not changed.
+        constant_methods: Results of constant methods.
+        compile_config: Selects operators that are not decomposed.
+        generate_etrecord: Record programs for ExecuTorch's devtools, which must be installed; see
+            ``ExecutorchProgramManager.get_etrecord``.
 
     Raises:
         ExirCompatError: A method is not an exported program.
-        SettingError: A record is asked for, and ExecuTorch's devtools are not installed.
+        SettingError: A record is requested, but ExecuTorch's devtools are not installed.
 
     Example:
         >>> import torch
@@ -52,21 +51,21 @@ def to_edge_transform_and_lower(
     compile_config: EdgeCompileConfig | None = None,
     generate_etrecord: bool = False,
 ) -> EdgeProgramManager:
-    """Return programs with parts given to backends, which get whole what they want whole.
+    """Return a manager of programs with partitions lowered to backends.
 
     Args:
-        transform_passes: As :meth:`EdgeProgramManager.transform` takes them; they run first.
-        partitioner: A partitioner or several, of which the first chooses first, for all methods;
-            or a mapping from methods to them.
-        constant_methods: Values that additional methods return.
-        compile_config: Which operators stay whole whatever the partitioners want.
-        generate_etrecord: Whether to keep a record for ExecuTorch's devtools, which must be
-            installed; ``ExecutorchProgramManager.get_etrecord`` returns it.
+        transform_passes: As for :meth:`EdgeProgramManager.transform`; they run first.
+        partitioner: One or several in order of priority, for all methods or in a mapping by
+            method. Operators that they request are not decomposed.
+        constant_methods: Results of constant methods.
+        compile_config: Selects further operators that are not decomposed.
+        generate_etrecord: Record programs for ExecuTorch's devtools, which must be installed; see
+            ``ExecutorchProgramManager.get_etrecord``.
 
     Raises:
         ExirCompatError: A method is not an exported program.
-        SettingError: A record is asked for, and ExecuTorch's devtools are not installed.
-        UnknownMethodError: There are partitioners or passes for a method that is none.
+        SettingError: A record is requested, but ExecuTorch's devtools are not installed.
+        UnknownMethodError: There are partitioners or passes for an unknown method.
         lowerdeck.lowered_module.LoweringError: A program cannot be lowered.
 
     Example:
@@ -82,15 +81,15 @@ def to_edge_transform_and_lower(
         if entry is not None
     }
     methods = {
-        name: _transformed(program, chosen.get(name, ())) for name, program in methods.items()
+        name: _pretransformed(program, chosen.get(name, ())) for name, program in methods.items()
     }
     manager = _decomposed(chosen, methods, constant_methods, compile_config, generate_etrecord)
     if transform_passes is not None:
         manager = manager.transform(transform_passes)
         manager.keep_record()
-    for turn in range(max(map(len, chosen.values()), default=0)):
+    for index in range(max(map(len, chosen.values()), default=0)):
         partitioners = {
-            name: several[turn] for name, several in chosen.items() if turn < len(several)
+            name: entries[index] for name, entries in chosen.items() if index < len(entries)
         }
         manager = manager.to_backend(partitioners)
     return manager
@@ -102,13 +101,13 @@ def emit_program(
     prim_getters: Mapping[str, Any] | None = None,
     emit_mutable_buffer_names: bool = False,  # noqa: ARG001
 ) -> EmitterOutput:
-    """Return programs as what a file holds.
+    """Return the emission result of programs.
 
     Args:
-        methods: One program, which becomes the method ``forward``, or several by method name.
-        emit_stacktrace: Whether each instruction carries the stack trace of the user's code.
-        prim_getters: Values that additional methods return.
-        emit_mutable_buffer_names: Changes nothing: state always has its name.
+        methods: One program (the method ``forward``), or several by method name.
+        emit_stacktrace: Whether instructions have stack traces of the user's code.
+        prim_getters: Results of constant methods.
+        emit_mutable_buffer_names: Ignored: state always has its name.
 
     Raises:
         lowerdeck.emitter.EmitterError: The programs cannot be emitted.
@@ -136,8 +135,8 @@ def _decomposed(
     return manager
 
 
-def _transformed(program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
-    """Return a program after the transformations of partitioners, which exir 1.5.1 introduced."""
+def _pretransformed(program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
+    """Apply the partitioners' pre-decomposition transforms (exir 1.5.1)."""
     for partitioner in partitioners:
         transform = getattr(partitioner, "transform_for_pre_decomposition", None)
         program = program if transform is None else transform(program)
