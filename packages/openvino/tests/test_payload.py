@@ -22,7 +22,7 @@ from lowerdeck.emitter import emit
 from lowerdeck.inspect import PayloadGraph
 from lowerdeck.lowered_module import get_lowered_backend_modules, to_backend
 from lowerdeck.openvino import BlobError, OpenvinoPartitioner, decode_payload
-from lowerdeck.openvino.payload import HEADER, crossed, without_version
+from lowerdeck.openvino.payload import HEADER, without_version, xor_text
 from lowerdeck.openvino.precision import text_of
 from lowerdeck.script import main
 from lowerdeck_zoo import Of
@@ -144,7 +144,7 @@ def with_text(text: bytes, constants: bytes = b"") -> memoryview:
     """Return a payload with another graph."""
     begin = HEADER.size + len(constants)
     parts = (HEADER.size, 0, HEADER.size, len(constants), begin, len(text))
-    return memoryview(HEADER.pack(*parts) + constants + crossed(text))
+    return memoryview(HEADER.pack(*parts) + constants + xor_text(text))
 
 
 LAYER = '<layer id="{}" name="a" type="{}" version="opset1">{}</layer>'
@@ -240,5 +240,5 @@ def test_the_text_is_crossed_as_openvino_does_it() -> None:
     blob = payload("mlp")
     rest = without_version(memoryview(blob))
     begin = HEADER.unpack_from(rest)[4]
-    assert crossed(text_of(blob)) == rest[begin:]
-    assert crossed(b"") == b""
+    assert xor_text(text_of(blob)) == rest[begin:]
+    assert xor_text(b"") == b""

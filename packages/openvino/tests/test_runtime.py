@@ -106,8 +106,8 @@ def test_a_device_that_is_not_there(blob: bytes) -> None:
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([], "1 inputs are needed, found 0"),
-        ([numbers(3, 2)], r"tensor of \[2,3\], found a torch.float32 tensor of \(3, 2\)"),
+        ([], "found 0 inputs; expected 1"),
+        ([numbers(3, 2)], r"tensor of \[2,3\]; found a torch.float32 tensor of \(3, 2\)"),
         ([numbers(2, 3).half()], "must be a torch.float32 tensor"),
         ([7], "found a int"),
     ],

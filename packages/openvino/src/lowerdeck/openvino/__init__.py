@@ -1,8 +1,7 @@
 """Compile programs with OpenVINO for the official runtime's delegate, and run the payloads.
 
-The backend and the runtime half are imported at first use: importing this package registers
-neither, so that in a process that only runs files ExecuTorch's backend of the same id is the
-only one.
+The backend and the runtime half are imported lazily: importing this package registers neither, so
+a process that only runs files uses ExecuTorch's backend of the same id.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = [
     "DeviceError",
 ]
 
-_HALVES = {
+_LAZY_MODULES = {
     "OpenvinoBackend": "backend",
     "OpenvinoPartitioner": "backend",
     "OpenvinoRuntime": "runtime",
@@ -51,7 +50,7 @@ _HALVES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from its half at first use."""
-    if name not in _HALVES:
+    """Import a name lazily."""
+    if name not in _LAZY_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HALVES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY_MODULES[name]}"), name)

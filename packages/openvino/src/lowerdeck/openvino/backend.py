@@ -39,16 +39,16 @@ class OpenvinoBackend(Elementwise, Matrices, Movement, Norms, Quantized, Reducti
 
 
 class OpenvinoPartitioner(DeclarativePartitioner):
-    """Partition programs into what OpenVINO computes as torch does.
+    """Partitioner for operators that OpenVINO computes as torch does.
 
     Args:
         device: OpenVINO's device for the payloads, such as ``"CPU"`` or ``"GPU.1"``.
         keep_precision: Whether float32 is computed in float32. If not, the device chooses, as with
-            ExecuTorch's own backend: a processor with bfloat16 uses that, which is up to twice
-            as fast, with errors of up to a hundredth of the largest result.
+            ExecuTorch's backend: CPUs with bfloat16 use it, up to twice as fast, with errors of up
+            to 1 % of the largest result.
         dynamic_sizes: Whether to delegate tensors of dynamic sizes. The official runtime up to 1.5
-            does not pass the size of a result to the program and returns all of its memory
-            instead: only ``lowerdeck.runner`` runs such files correctly.
+            ignores the actual size of a result and returns all of its memory: only
+            ``lowerdeck.runner`` runs these files correctly.
         min_nodes: Smallest number of nodes in a partition.
     """
 
@@ -74,11 +74,11 @@ class OpenvinoPartitioner(DeclarativePartitioner):
         """Return the reason why ``node`` is not delegated, or None if OpenVINO computes it.
 
         Args:
-            node: A call in the program, or in a nested graph.
+            node: A call in the program or a nested graph.
         """
         for source in node.all_input_nodes:
             if isinstance(source.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
-                return f"{source.name} is computed at run time, and payloads take tensors alone"
+                return f"{source.name} is computed at run time, but payloads take only tensors"
         reason = super().objection(node)
         if reason is not None:
             return reason
@@ -95,15 +95,15 @@ class OpenvinoPartitioner(DeclarativePartitioner):
         return None
 
     def _is_constant(self, node: Node) -> bool:
-        """Return whether ``node`` depends on constants only."""
+        """Return whether ``node`` depends only on constants."""
         seen, waiting = {node}, [node]
         while waiting:
-            node_ = waiting.pop()
-            if node_.name in self.known:
+            current = waiting.pop()
+            if current.name in self.known:
                 continue
-            if node_.op != "call_function":
+            if current.op != "call_function":
                 return False
-            new = [source for source in node_.all_input_nodes if source not in seen]
+            new = [source for source in current.all_input_nodes if source not in seen]
             seen.update(new)
             waiting += new
         return True
@@ -113,10 +113,10 @@ class OpenvinoPartitioner(DeclarativePartitioner):
             if not isinstance(leaf, torch.Tensor):
                 continue
             if leaf.dim() == 0:
-                return f"{node.name} has no dimensions, which the official runtime refuses"
+                return f"{node.name} has no dimensions, which the official runtime rejects"
             if not self.dynamic_sizes and any(not isinstance(size, int) for size in leaf.shape):
                 return (
-                    f"size {tuple(leaf.shape)} is dynamic, of which the official runtime does "
-                    "not report to the program; dynamic_sizes=True compiles it for this runner"
+                    f"size {tuple(leaf.shape)} is dynamic, but the official runtime ignores "
+                    "actual sizes of results; dynamic_sizes=True compiles for lowerdeck.runner"
                 )
         return None

@@ -1,4 +1,4 @@
-"""The compile-time error, in a module of its own because its base class imports torch."""
+"""Compile-time error, in a separate module because its base class imports torch."""
 
 from lowerdeck.lowered_module import UnsupportedOperatorError
 from lowerdeck.openvino.errors import OpenvinoError

@@ -6,7 +6,7 @@ class OpenvinoError(Exception):
 
 
 class DeviceError(OpenvinoError, ValueError):
-    """The device is not on this machine."""
+    """The device is not available on this machine."""
 
 
 class BlobError(OpenvinoError, ValueError):
@@ -14,7 +14,7 @@ class BlobError(OpenvinoError, ValueError):
 
 
 class DelegateInputError(OpenvinoError, ValueError):
-    """The inputs of a call do not match those that the payload was compiled for."""
+    """The inputs of a call do not match the payload's."""
 
 
 class DelegateRunError(OpenvinoError, RuntimeError):

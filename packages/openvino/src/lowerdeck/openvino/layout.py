@@ -1,4 +1,4 @@
-"""Pass channels-last images to OpenVINO, which has no memory formats."""
+"""Convert channels-last tensors for OpenVINO, which has no memory formats."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lowerdeck.torch_base import is_channels_last
 CHANNELS_LAST = "channels_last"
 
 
-def whole(numbers: int | Sequence[int]) -> Output:
-    """Return integers as a constant."""
+def ints(numbers: int | Sequence[int]) -> Output:
+    """Return an int64 constant."""
     return opset13.constant(numbers, Type.i64).output(0)
 
 
 def memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of a tensor with its dimensions in memory order, as the runtime passes it."""
+    """Return a view with the dimensions in memory order, as the runtime passes it."""
     if not is_channels_last(tensor):
         return tensor.contiguous()
     order = (0, *range(2, tensor.dim()), 1)
@@ -27,30 +27,30 @@ def memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the channels-last tensor of a view made by ``memory_order``."""
+    """Return the channels-last tensor of a ``memory_order`` view."""
     batch, channels, *image = tensor.shape
     order = (0, tensor.dim() - 1, *range(1, tensor.dim() - 1))
     return tensor.reshape(batch, *image, channels).permute(order)
 
 
 def with_channels_first(value: Output) -> Output:
-    """Transpose a channels-last parameter of the model to torch's order of dimensions.
+    """Return a channels-last model parameter in torch's dimension order.
 
     Args:
-        value: A parameter with torch's sizes.
+        value: Parameter with torch's sizes.
     """
     batch, channels, *image = value.get_shape()
-    lying = opset13.reshape(value, whole([batch, *image, channels]), special_zero=False)
+    channels_last = opset13.reshape(value, ints([batch, *image, channels]), special_zero=False)
     rank = len(image) + 2
-    return opset13.transpose(lying, whole([0, rank - 1, *range(1, rank - 1)])).output(0)
+    return opset13.transpose(channels_last, ints([0, rank - 1, *range(1, rank - 1)])).output(0)
 
 
 def with_channels_last(value: Output) -> Output:
-    """Transpose a result of the model to channels-last bytes, with torch's sizes.
+    """Return a model result with channels-last memory and torch's sizes.
 
     Args:
-        value: A value with dimensions in torch's order.
+        value: Value in torch's dimension order.
     """
     sizes = list(value.get_shape())
-    moved = opset13.transpose(value, whole([0, *range(2, len(sizes)), 1]))
-    return opset13.reshape(moved, whole(sizes), special_zero=False).output(0)
+    moved = opset13.transpose(value, ints([0, *range(2, len(sizes)), 1]))
+    return opset13.reshape(moved, ints(sizes), special_zero=False).output(0)

@@ -1,7 +1,7 @@
-"""Checked reader of payloads, without OpenVINO.
+"""Validating reader of payloads, without OpenVINO.
 
-A payload of the device ``CPU`` contains the compiled graph: a header and three parts, of which
-the last is the graph in OpenVINO's XML.
+A ``CPU`` payload has a header and three parts, the last of which is the compiled graph in
+OpenVINO's XML.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from lowerdeck.inspect import PayloadGraph, PayloadNode, PayloadValue
 from lowerdeck.openvino.errors import BlobError
 
 HEADER = struct.Struct("<6Q")
-"""Offset and size of three parts: what belongs to the device, constants, and the graph's text."""
+"""Offset and size of three parts: device data, constants and the graph's XML."""
 _VERSION = struct.Struct("<8sIQ")
-"""What OpenVINO 2026 puts in front of the header: a mark, a number, the length of a text after it.
+"""Prefix of the header since OpenVINO 2026: magic, a number and the length of a version string.
 
-The text names the version and the instruction set. Offsets in the header count from its end.
+The string follows, with version and instruction set. Header offsets are relative to its end.
 """
 _VERSION_MARK = b"RR_UPCVO"
 # OpenVINO XORs the text with these bytes.
 _KEY = bytes((0x30, 0x60, 0x70, 0x02, 0x04, 0x08, 0x3F, 0x6F, 0x72, 0x74, 0x78, 0x7F))
 _BEGIN = b"<?xml"
-_NOTHING = "unspecified"
-_MOST_INSIDE = 12
+_NO_DTYPE = "unspecified"  # the placeholder of a missing bias
+_MAX_LISTED = 12
 _CHUNK = len(_KEY) * 4096
 _TYPES = {
     "FP32": "fp32",
@@ -39,22 +39,19 @@ _TYPES = {
     **{f"I{bits}": f"int{bits}" for bits in (4, 8, 16, 32, 64)},
     **{f"U{bits}": f"uint{bits}" for bits in (1, 4, 8, 16, 32, 64)},
 }
-_Told = TypeVar("_Told")
+_Result = TypeVar("_Result")
 _Port = tuple[str, str]
-"""A layer and one of its ports, each under the number that the text gives it."""
+"""Layer id and port id in the XML."""
 
 
 def decode_payload(blob: memoryview) -> PayloadGraph:
-    """Return the operators in a payload of the device ``CPU``.
+    """Return the graph of a ``CPU`` payload.
 
-    These are the operators after OpenVINO's fusions, before it selects kernels: the selection is
-    known only on the machine that runs the payload.
-
-    Args:
-        blob: The bytes of the delegate.
+    Operators are those after OpenVINO's fusions; kernels are selected on the machine that runs the
+    payload.
 
     Raises:
-        BlobError: They are damaged, or of another device or an unknown version.
+        BlobError: The payload is damaged, or of another device or an unknown version.
     """
     return _read(blob, _Reader.graph)
 
@@ -62,16 +59,13 @@ def decode_payload(blob: memoryview) -> PayloadGraph:
 def operator_numbers(blob: memoryview) -> dict[str, int]:
     """Return the index of each operator in ``decode_payload``'s order, by name.
 
-    Args:
-        blob: The bytes of the delegate.
-
     Raises:
-        BlobError: They are damaged, or of another device or an unknown version.
+        BlobError: The payload is damaged, or of another device or an unknown version.
     """
     return _read(blob, _Reader.numbers)
 
 
-def _read(blob: memoryview, read_part: Callable[[_Reader], _Told]) -> _Told:
+def _read(blob: memoryview, read_part: Callable[[_Reader], _Result]) -> _Result:
     blob = without_version(memoryview(blob).cast("B"))
     start, constants, text = _parts(blob)
     reader = _Reader(constants)
@@ -85,16 +79,16 @@ def _read(blob: memoryview, read_part: Callable[[_Reader], _Told]) -> _Told:
         if isinstance(error, BlobError):
             raise
         raise BlobError(
-            f"found a damaged graph in a payload of {len(blob)} bytes, expected the one that "
-            f"OpenVINO exported ({type(error).__name__}: {error}): compile it again"
+            f"found a damaged graph in a payload of {len(blob)} bytes ({type(error).__name__}: "
+            f"{error}): compile it again"
         ) from error
 
 
-def crossed(text: bytes) -> bytes:
-    """Return obfuscated text as plain text, or plain text as obfuscated.
+def xor_text(text: bytes) -> bytes:
+    """Return XOR-obfuscated text as plain text, or vice versa.
 
     Args:
-        text: Text that starts at a multiple of 12 bytes.
+        text: Starts at a multiple of 12 bytes, the key length.
     """
     key = (_KEY * (len(text) // len(_KEY) + 1))[: len(text)]
     number = int.from_bytes(text, "little") ^ int.from_bytes(key, "little")
@@ -102,70 +96,65 @@ def crossed(text: bytes) -> bytes:
 
 
 def without_version(blob: memoryview) -> memoryview:
-    """Return a payload from its header on, without the version string of OpenVINO 2026."""
+    """Return a payload without the version prefix of OpenVINO 2026."""
     if len(blob) < _VERSION.size or bytes(blob[:8]) != _VERSION_MARK:
         return blob
     return blob[_VERSION.size + _VERSION.unpack_from(blob)[2] :]
 
 
 def begins_with_text(blob: memoryview) -> bool:
-    """Return whether a payload has the known layout from its header on.
-
-    Args:
-        blob: The bytes of the delegate, without a version string.
-    """
+    """Return whether a payload without version prefix has the known layout."""
     if len(blob) < HEADER.size:
         return False
     begin, size = HEADER.unpack_from(blob)[4:]
     start = bytes(blob[begin : begin + len(_BEGIN)]) if begin < len(blob) else b""
-    return begin + size == len(blob) and crossed(start) == _BEGIN
+    return begin + size == len(blob) and xor_text(start) == _BEGIN
 
 
 def _parts(blob: memoryview) -> tuple[int, int, int]:
     """Return the offset of the text, and the sizes of constants and text."""
     if not begins_with_text(blob):
         raise BlobError(
-            f"found a payload of {len(blob)} bytes that begins with {bytes(blob[:8])!r}, expected "
-            "one of OpenVINO's device CPU, by a version from 2025.1 to 2026.4: payloads of other "
-            "devices are opened by their drivers alone"
+            f"found a payload of {len(blob)} bytes that begins with {bytes(blob[:8])!r}; expected "
+            "one of OpenVINO's device CPU, of version 2025.1 to 2026.4: only drivers can open "
+            "payloads of other devices"
         )
     _, _, place, constants, begin, text = HEADER.unpack_from(blob)
     if place + constants > begin:
         raise BlobError(
             f"found constants at {place} to {place + constants} of a payload of {len(blob)} "
-            f"bytes, expected them before the graph's text at {begin}: it is damaged"
+            f"bytes; expected them before the graph at {begin}: it is damaged"
         )
     return begin, constants, text
 
 
 def _pieces(text: memoryview) -> Iterator[bytes]:
     for start in range(0, len(text), _CHUNK):
-        yield crossed(bytes(text[start : start + _CHUNK]))
+        yield xor_text(bytes(text[start : start + _CHUNK]))
 
 
 @dataclass(slots=True)
 class _Layer:
-    """One operator, constant, input or output of the graph."""
+    """Operator, constant, input or output of the graph."""
 
     kind: str
     name: str = ""
     inputs: list[str] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
-    taken: int | None = None
+    constant_size: int | None = None
     limits: str = ""
     inside: list[str] = field(default_factory=list)
 
     @property
     def detail(self) -> str:
         """Attributes of the layer."""
-        return f"joins {', '.join(self.inside[:_MOST_INSIDE])}" if self.inside else self.limits
+        return f"joins {', '.join(self.inside[:_MAX_LISTED])}" if self.inside else self.limits
 
 
 class _Reader:
-    """Handler of the XML parser's events.
+    """Target of the XML parser.
 
-    It keeps the elements of the graph itself; the operators and constants in bodies of loops and
-    branches are only counted.
+    Layers of the root graph are recorded; those in bodies of loops and branches are only counted.
 
     Args:
         constants: Size of the payload's constants in bytes.
@@ -187,12 +176,12 @@ class _Reader:
 
     def doctype(self, name: str, _public: str, _system: str) -> None:
         """Reject document type declarations, which OpenVINO never writes."""
-        raise BlobError(f"found a document type {name!r} in the graph's text, expected none")
+        raise BlobError(f"found a document type {name!r} in the graph's XML; expected none")
 
     def start(self, tag: str, about: dict[str, str]) -> None:
         """Handle the start of an element."""
         self._path.append(tag)
-        begin = _BEGINS.get("/".join(self._path)) if len(self._path) <= _DEEPEST else None
+        begin = _HANDLERS.get("/".join(self._path)) if len(self._path) <= _DEEPEST else None
         if begin is not None:
             begin(self, about)
         elif tag == "layer":
@@ -218,7 +207,7 @@ class _Reader:
             number = len(self._values)
             self._layer.outputs[self._port] = number
             sizes = tuple(self._sizes)
-            self._values[number] = PayloadValue(self._dtype, sizes, self._layer.taken)
+            self._values[number] = PayloadValue(self._dtype, sizes, self._layer.constant_size)
         self._path.pop()
 
     def close(self) -> None:
@@ -231,15 +220,15 @@ class _Reader:
             raise ValueError(f"two operators with the number {about['id']!r}")
         self._layers[about["id"]] = self._layer
 
-    def take_settings(self, about: dict[str, str]) -> None:
+    def record_attributes(self, about: dict[str, str]) -> None:
         """Record the attributes of an operator."""
         if self._layer.kind == "Const":
-            self._layer.taken = self._place(about)
+            self._layer.constant_size = self._place(about)
         elif self._layer.kind == "Clamp":
             low, high = float(about["min"]), float(about["max"])
             self._layer.limits = f"limits {low:.6g} to {high:.6g}"
 
-    def take_input(self, about: dict[str, str]) -> None:
+    def record_input(self, about: dict[str, str]) -> None:
         """Record an input of an operator."""
         self._layer.inputs.append(about["id"])
 
@@ -249,7 +238,7 @@ class _Reader:
         self._dtype = _TYPES.get(about["precision"], about["precision"].lower())
         self._sizes = []
 
-    def take_edge(self, about: dict[str, str]) -> None:
+    def record_edge(self, about: dict[str, str]) -> None:
         """Record an edge."""
         source = about["from-layer"], about["from-port"]
         self._edges[about["to-layer"], about["to-port"]] = source
@@ -259,22 +248,21 @@ class _Reader:
 
         Raises:
             KeyError: An edge refers to a missing operator.
-            ValueError: There is no result, which every graph of a delegate has.
+            ValueError: The graph has no result.
         """
         inputs: list[int] = []
         outputs: list[int] = []
         nodes = []
         for name, layer in self._layers.items():
             read = [self._source(self._edges[name, port]) for port in layer.inputs]
-            # The placeholder of a missing bias is not a value.
-            taken = tuple(value for value in read if self._values[value].dtype != _NOTHING)
-            made = tuple(layer.outputs.values())
+            operands = tuple(value for value in read if self._values[value].dtype != _NO_DTYPE)
+            results = tuple(layer.outputs.values())
             if layer.kind == "Parameter":
-                inputs += made
+                inputs += results
             elif layer.kind == "Result":
-                outputs += taken
+                outputs += operands
             elif layer.kind != "Const":
-                nodes.append(PayloadNode(layer.kind, taken, made, layer.detail))
+                nodes.append(PayloadNode(layer.kind, operands, results, layer.detail))
         if not outputs:
             raise ValueError("a graph without results")
         return PayloadGraph(
@@ -302,10 +290,10 @@ class _Reader:
 _NO_OPERATORS = ("Parameter", "Const", "Result")
 _OUTPUT = ["net", "layers", "layer", "output", "port"]
 _DEEPEST = len(_OUTPUT) + 1
-_BEGINS: dict[str, Callable[[_Reader, dict[str, str]], None]] = {
+_HANDLERS: dict[str, Callable[[_Reader, dict[str, str]], None]] = {
     "net/layers/layer": _Reader.begin_layer,
-    "net/layers/layer/data": _Reader.take_settings,
-    "net/layers/layer/input/port": _Reader.take_input,
+    "net/layers/layer/data": _Reader.record_attributes,
+    "net/layers/layer/input/port": _Reader.record_input,
     "net/layers/layer/output/port": _Reader.begin_output,
-    "net/edges/edge": _Reader.take_edge,
+    "net/edges/edge": _Reader.record_edge,
 }

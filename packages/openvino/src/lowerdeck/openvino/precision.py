@@ -1,9 +1,9 @@
 """Precision marks in payloads.
 
-The official runtime imports payloads without settings, and a processor with bfloat16 then
-computes float32 in bfloat16. No setting survives the export; a mark on an operator does. But
-operators that OpenVINO fuses while it compiles, such as a convolution with a batch norm, lose
-their marks, so the marks are written into the payload, which holds the fused operators.
+The official runtime imports payloads without settings, so CPUs with bfloat16 would compute float32
+in bfloat16. Exports contain no settings, but precision marks of operators. Fusions during
+compilation, such as of a convolution and a batch norm, drop the marks, so they are written to the
+fused operators in the payload.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ import openvino
 from openvino import Output, Type, opset13
 
 from lowerdeck.openvino.compile_error import CompileError
-from lowerdeck.openvino.payload import HEADER, begins_with_text, crossed, without_version
+from lowerdeck.openvino.payload import HEADER, begins_with_text, without_version, xor_text
 
 _MARK = {"name": "precise", "version": "0"}
 
 
 def rounded_to_float16(value: Output) -> Output:
-    """Round float32 to float16 precision, computed in float32.
+    """Return float32 values rounded to float16 precision.
 
-    OpenVINO computes float16 in float32 there, and so removes conversions to float16 and back.
+    OpenVINO computes float16 in float32 there, so it removes conversions to float16 and back.
     """
 
     def number(value: float) -> Output:
         return opset13.constant(value, Type.f32).output(0)
 
-    size = opset13.abs(value)
-    # The upper 11 bits: lower ones are lost when added to a number 2**13 times as large.
+    magnitude = opset13.abs(value)
+    # Veltkamp splitting: keep the upper 11 bits.
     larger = opset13.multiply(value, number(2.0**13 + 1))
     normal = opset13.subtract(larger, opset13.subtract(larger, value))
     # Subnormal numbers are multiples of the smallest one.
     steps = opset13.round(opset13.multiply(value, number(2.0**24)), "half_to_even")
     small = opset13.multiply(steps, number(2.0**-24))
-    finite = opset13.select(opset13.less(size, number(2.0**-14)), small, normal)
+    finite = opset13.select(opset13.less(magnitude, number(2.0**-14)), small, normal)
     infinite = opset13.multiply(value, number(1e38))  # or NaN
-    return opset13.select(opset13.less(size, number(65520.0)), finite, infinite).output(0)
+    return opset13.select(opset13.less(magnitude, number(65520.0)), finite, infinite).output(0)
 
 
 def with_precision_kept(payload: bytes) -> bytes:
-    """Return a payload of the device ``CPU`` with the mark on all operators.
+    """Return a ``CPU`` payload with precision marks on all operators.
 
     Raises:
         CompileError: The payload has an unknown layout.
@@ -53,19 +53,19 @@ def with_precision_kept(payload: bytes) -> bytes:
             marks = ElementTree.SubElement(layer, "rt_info")
         if all(mark.get("name") != _MARK["name"] for mark in marks):
             ElementTree.SubElement(marks, "attribute", _MARK)
-    marked = crossed(ElementTree.tostring(net, encoding="utf-8", xml_declaration=True))
-    rest = without_version(memoryview(payload))
-    begin = HEADER.unpack_from(rest)[4]
-    header = (*HEADER.unpack_from(rest)[:5], len(marked))
-    version = memoryview(payload)[: len(payload) - len(rest)]
-    return b"".join((version, HEADER.pack(*header), rest[HEADER.size : begin], marked))
+    marked = xor_text(ElementTree.tostring(net, encoding="utf-8", xml_declaration=True))
+    unversioned = without_version(memoryview(payload))
+    begin = HEADER.unpack_from(unversioned)[4]
+    header = (*HEADER.unpack_from(unversioned)[:5], len(marked))
+    version = memoryview(payload)[: len(payload) - len(unversioned)]
+    return b"".join((version, HEADER.pack(*header), unversioned[HEADER.size : begin], marked))
 
 
 def multiplies_in_subgraphs(payload: bytes) -> bool:
     """Return whether matrix products were fused into generated kernels.
 
     Args:
-        payload: What OpenVINO exported for the device ``CPU``.
+        payload: A ``CPU`` payload.
 
     Raises:
         CompileError: The payload has an unknown layout.
@@ -76,15 +76,15 @@ def multiplies_in_subgraphs(payload: bytes) -> bool:
 
 
 def text_of(payload: bytes) -> bytes:
-    """Return the text of the graph in a payload of the device ``CPU``.
+    """Return the graph's XML in a ``CPU`` payload.
 
     Raises:
         CompileError: The payload has an unknown layout.
     """
-    rest = without_version(memoryview(payload))
-    if begins_with_text(rest):
-        return crossed(bytes(rest[HEADER.unpack_from(rest)[4] :]))
+    unversioned = without_version(memoryview(payload))
+    if begins_with_text(unversioned):
+        return xor_text(bytes(unversioned[HEADER.unpack_from(unversioned)[4] :]))
     raise CompileError(
-        f"openvino {openvino.__version__} has an unknown layout of payloads, so that "
-        "float32 cannot be kept on processors with bfloat16: install 2025.1 to 2026.4"
+        f"openvino {openvino.__version__} has an unknown layout of payloads, so "
+        "float32 cannot be kept on CPUs with bfloat16: install 2025.1 to 2026.4"
     )

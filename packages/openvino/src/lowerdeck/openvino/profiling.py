@@ -14,11 +14,10 @@ _RUN = openvino.ProfilingInfo.Status.EXECUTED
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """A second import of a payload with profiling enabled, which slows every call.
+class ProfiledPayload:
+    """Payload imported with profiling, which slows calls.
 
     Attributes:
-        request: The inference request.
         numbers: Index of each operator in the payload, by name.
     """
 
@@ -35,28 +34,22 @@ class Watched:
         }
 
     def spent(self) -> Iterator[tuple[int | str, int]]:
-        """Yield each operator that the last call ran, with its nanoseconds."""
+        """Yield each operator of the last call with its time in nanoseconds."""
         for info in self.request.get_profiling_info():
             if info.status == _RUN:
                 yield self._identifier(info), round(info.real_time.total_seconds() * 1e9)
 
     def _identifier(self, info: openvino.ProfilingInfo) -> int | str:
-        # Additional work of the device, such as layout changes, has only a name. Profiles separate
-        # a delegate and its parts by slashes.
+        # Device work such as layout changes has only a name. Slashes are separators in profiles.
         name: str = info.node_name
         return self.numbers.get(name, name.replace("/", "."))
 
 
-def watched(core: openvino.Core, blob: memoryview, device: str) -> Watched:
-    """Import a payload with profiling enabled.
-
-    Args:
-        blob: The payload, which was imported before.
-        device: The device that runs it.
-    """
+def import_profiled(core: openvino.Core, blob: memoryview, device: str) -> ProfiledPayload:
+    """Return a payload imported with profiling."""
     compiled = core.import_model(bytes(blob), device, {"PERF_COUNT": True})
     try:
         numbers = operator_numbers(blob)
     except BlobError:
         numbers = {}  # of another device
-    return Watched(compiled, compiled.create_infer_request(), numbers)
+    return ProfiledPayload(compiled, compiled.create_infer_request(), numbers)

@@ -13,7 +13,7 @@ import torch
 from lowerdeck.openvino.device import core, device_of
 from lowerdeck.openvino.errors import BlobError, DelegateInputError, DelegateRunError
 from lowerdeck.openvino.layout import CHANNELS_LAST, from_memory_order, memory_order
-from lowerdeck.openvino.profiling import Watched, watched
+from lowerdeck.openvino.profiling import ProfiledPayload, import_profiled
 from lowerdeck.openvino.translation import TYPES
 from lowerdeck.serializer import CompileSpec
 
@@ -22,24 +22,19 @@ _DTYPES = {name: dtype for dtype, name in TYPES.items()}
 
 @dataclass(frozen=True, slots=True)
 class LoadedPayload:
-    """An imported payload.
-
-    Attributes:
-        request: The inference request.
-        device: The device that runs it.
-    """
+    """An imported payload."""
 
     compiled: openvino.CompiledModel
     request: openvino.InferRequest
     blob: memoryview
     device: str
-    _watched: list[Watched] = field(default_factory=list)
+    _profiled: list[ProfiledPayload] = field(default_factory=list)
 
-    def watched(self) -> Watched:
-        """Return the payload imported with profiling enabled, at first use."""
-        if not self._watched:
-            self._watched.append(watched(core(), self.blob, self.device))
-        return self._watched[0]
+    def profiled(self) -> ProfiledPayload:
+        """Return the payload imported with profiling, lazily."""
+        if not self._profiled:
+            self._profiled.append(import_profiled(core(), self.blob, self.device))
+        return self._profiled[0]
 
 
 class OpenvinoRuntime:
@@ -51,14 +46,14 @@ class OpenvinoRuntime:
         compile_specs: Sequence[CompileSpec],
         named_data: Mapping[str, memoryview],  # noqa: ARG002  (weights are in the payload)
     ) -> LoadedPayload:
-        """Import a payload.
+        """Return an imported payload.
 
         Args:
             blob: A payload of our backend or of ExecuTorch's.
 
         Raises:
-            BlobError: It is damaged, or was compiled by another version of OpenVINO.
-            DeviceError: The device is not on this machine.
+            BlobError: The payload is damaged, or was compiled by another version of OpenVINO.
+            DeviceError: The device is not available.
         """
         device = device_of(
             {spec.key: bytes(cast("memoryview", spec.value)) for spec in compile_specs}
@@ -68,7 +63,7 @@ class OpenvinoRuntime:
         except RuntimeError as error:
             raise BlobError(
                 f"openvino {openvino.__version__} cannot import a payload of {len(blob)} bytes: "
-                f"it is damaged, or was made by another version; {_last_line(error)}"
+                f"it is damaged, or was compiled by another version; {_last_line(error)}"
             ) from error
         return LoadedPayload(compiled, compiled.create_infer_request(), blob, device)
 
@@ -79,46 +74,42 @@ class OpenvinoRuntime:
     def execute(self, handle: LoadedPayload, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for ``inputs``.
 
-        Args:
-            inputs: The arguments of the call.
-
         Returns:
             New tensors, in order.
 
         Raises:
-            DelegateInputError: The inputs do not match those that the payload was compiled for.
+            DelegateInputError: The inputs do not match the payload's.
             DelegateRunError: OpenVINO fails.
         """
         return _run(handle.request, handle.compiled, inputs)
 
     def event_names(self, handle: LoadedPayload) -> dict[int | str, str]:
         """Return the name of each operator of a payload, with the kernel selected for it."""
-        return handle.watched().names
+        return handle.profiled().names
 
     def execute_logged(
         self, handle: LoadedPayload, inputs: Sequence[torch.Tensor], log: Callable[..., None]
     ) -> list[torch.Tensor]:
-        """Return the outputs for ``inputs``, and log OpenVINO's time for each operator.
+        """Return the outputs for ``inputs``, and log OpenVINO's time of each operator.
 
-        Operators fused into another one are not logged, nor are their results.
+        Fused operators and results are not logged.
 
         Args:
-            inputs: The arguments of the call.
-            log: Called with the operator's index in the payload, or the name of additional work of
-                the device, and the start and the end in nanoseconds.
+            log: Called with the operator's index in the payload, or the name of device work, and
+                start and end in nanoseconds.
 
         Returns:
             New tensors, in order.
 
         Raises:
-            DelegateInputError: The inputs do not match those that the payload was compiled for.
+            DelegateInputError: The inputs do not match the payload's.
             DelegateRunError: OpenVINO fails.
         """
-        measured = handle.watched()
+        profiled = handle.profiled()
         start = time.perf_counter_ns()
-        results = _run(measured.request, measured.compiled, inputs)
-        for identifier, spent in measured.spent():
-            # OpenVINO measures durations without start times: events are logged one after another.
+        results = _run(profiled.request, profiled.compiled, inputs)
+        for identifier, spent in profiled.spent():
+            # OpenVINO measures no start times: events are logged one after another.
             log(identifier, start, start + spent)
             start += spent
         return results
@@ -131,7 +122,7 @@ def _run(
 ) -> list[torch.Tensor]:
     ports = compiled.inputs
     if len(inputs) != len(ports):
-        raise DelegateInputError(f"{len(ports)} inputs are needed, found {len(inputs)}")
+        raise DelegateInputError(f"found {len(inputs)} inputs; expected {len(ports)}")
     for number, (given, port) in enumerate(zip(inputs, ports, strict=True)):
         _check(number, given, port)
         tensor = openvino.Tensor(memory_order(given).numpy(), shared_memory=False)
@@ -139,17 +130,17 @@ def _run(
     try:
         request.infer()
     except RuntimeError as error:
-        raise DelegateRunError(f"OpenVINO cannot run: {_last_line(error)}") from error
+        raise DelegateRunError(f"OpenVINO failed: {_last_line(error)}") from error
     results = []
     for number, port in enumerate(compiled.outputs):
         result = torch.from_numpy(request.get_output_tensor(number).data.copy())
-        lies_so = any(name.endswith(CHANNELS_LAST) for name in port.get_names())
-        results.append(from_memory_order(result) if lies_so else result)
+        is_channels_last = any(name.endswith(CHANNELS_LAST) for name in port.get_names())
+        results.append(from_memory_order(result) if is_channels_last else result)
     return results
 
 
 def _last_line(error: RuntimeError) -> str:
-    """Return the last line of OpenVINO's error, which follows the places in its sources."""
+    """Return the last line of OpenVINO's error, without its source locations."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 
@@ -168,6 +159,6 @@ def _check(number: int, tensor: object, port: openvino.ConstOutput) -> None:
             else f"a {type(tensor).__name__}"
         )
         raise DelegateInputError(
-            f"input {number} must be a {dtype} tensor of {port.get_partial_shape()}, "
+            f"input {number} must be a {dtype} tensor of {port.get_partial_shape()}; "
             f"found {actual}"
         )

@@ -1,4 +1,4 @@
-"""Base class of all visitors: the OpenVINO value of each node, and the model built from them."""
+"""Base class of all visitors, which builds the OpenVINO model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_OPERATORS = ("Parameter", "Constant", "Result")
 
 
 class Translation(DeclarativeBackend):
-    """Build an OpenVINO model from a partition; families of operators derive from it."""
+    """Build an OpenVINO model from a partition; subclasses add families of operators."""
 
     # Each release compiles differently, and OpenVINO reads only payloads of its own version.
     version: ClassVar[str] = (
@@ -52,8 +52,8 @@ class Translation(DeclarativeBackend):
         self._known: set[Output] = set()
         self._parameters = [self._parameter(node) for node in part.inputs]
         for node, tensor in part.constants.items():
-            # A view of the program's memory, which OpenVINO copies when it compiles. From bytes:
-            # ``tensor.numpy()`` would turn a lazy copy of weights into a real one.
+            # Zero-copy view; OpenVINO copies at compilation. ``tensor.numpy()`` would materialize
+            # lazy clones.
             array = view_tensor(bytes_of(tensor), tensor.dtype, tensor.shape).numpy()
             self._values[node] = opset13.constant(array, TYPES[tensor.dtype]).output(0)
             self._known.add(self._values[node])
@@ -71,8 +71,8 @@ class Translation(DeclarativeBackend):
         """Return the value of an argument.
 
         Args:
-            argument: A node, or a number.
-            dtype: The dtype of the result; that of the node, or float32, if None.
+            argument: A node or a number.
+            dtype: Dtype of the result; by default the node's, or float32 for numbers.
         """
         if not isinstance(argument, Node):
             return opset13.constant(argument, TYPES[dtype or torch.float32]).output(0)
@@ -88,14 +88,14 @@ class Translation(DeclarativeBackend):
         return opset13.convert(value, TYPES[dtype]).output(0)
 
     def give(self, part: PartitionView, node: Node, output: openvino.Node | Output) -> None:
-        """Record the value of a node, under its name.
+        """Record the value of a node under its name.
 
         Args:
-            node: The node being visited, or the ``getitem`` that takes one of its values.
+            node: The visited node, or a ``getitem`` of it.
             output: OpenVINO's operator, or one of its outputs.
         """
         value = output.output(0) if isinstance(output, openvino.Node) else output
-        # A value that has a name keeps it.
+        # Keep existing names.
         if value not in self._known and value.get_index() == 0:
             value.get_node().set_friendly_name(node.name)
             part.emit(value, nodes=[node], identifier=node.name)
@@ -106,11 +106,11 @@ class Translation(DeclarativeBackend):
         """Compile the model to a payload.
 
         Args:
-            part: The partition, whose nodes were visited.
+            part: The partition, after its nodes were visited.
 
         Raises:
             CompileError: OpenVINO cannot compile the model.
-            DeviceError: The device is not on this machine.
+            DeviceError: The device is not available.
         """
         device = device_of(part.compile_specs)
         results = [self._result(node) for node in (*part.mutations.values(), *part.outputs)]
@@ -123,8 +123,8 @@ class Translation(DeclarativeBackend):
     def _result(self, node: Node) -> Output:
         value = self._values[node]
         if value.get_node().get_type_name() in _NO_OPERATORS:
-            # The runtime does not write a result that is an input: ``maximum(x, x)`` is x,
-            # and OpenVINO does not remove it.
+            # The runtime does not write results that are inputs; OpenVINO keeps the no-op
+            # ``maximum(x, x)``.
             join = (
                 opset13.logical_or if value.get_element_type() == Type.boolean else opset13.maximum
             )
@@ -132,37 +132,31 @@ class Translation(DeclarativeBackend):
         if not is_channels_last(tensor_of(node)):
             return value
         value = with_channels_last(value)
-        # The runtime half gets elements without a dim order: only the name records it.
+        # The name records the dim order for the runtime half.
         value.get_tensor().set_names({f"{node.name} {CHANNELS_LAST}"})
         return value
 
 
 def tensor_of(node: Node) -> torch.Tensor:
-    """Return the fake tensor of a node.
-
-    Args:
-        node: A node whose value is one tensor.
-    """
+    """Return the fake tensor of a node."""
     tensor: torch.Tensor = node.meta["val"]
     return tensor
 
 
 def axis_of(node: Node, dim: int) -> int:
-    """Return a dimension counted from the first.
+    """Return a non-negative dimension.
 
     Args:
-        node: The node whose dimension it is.
-        dim: Counted from either end.
+        dim: May be negative.
     """
     return dim % max(tensor_of(node).dim(), 1)
 
 
 def axes_of(node: Node, dims: int | Sequence[int] | None) -> list[int]:
-    """Return dimensions counted from the first; all dimensions for None.
+    """Return non-negative dimensions; all for None.
 
     Args:
-        node: The node whose dimensions they are.
-        dims: Counted from either end.
+        dims: May be negative.
     """
     if isinstance(dims, int):
         return [axis_of(node, dims)]

@@ -75,7 +75,7 @@ _LOGIC: dict[str, Callable[[Output, Output], openvino.Node]] = {
 
 
 def _forms(names: Iterable[str], *overloads: str) -> list[str]:
-    """Return names with each overload, and with those of the in-place variants."""
+    """Return the operators' names with overloads, and those of in-place variants."""
     forms = []
     for name in names:
         short = name.partition(".")[2]
@@ -110,7 +110,7 @@ def _same_dtype(node: Node) -> bool | str:
         for operand in (arguments["self"], arguments["other"])
         if isinstance(operand, Node)
     )
-    return kept or "its operands are of another dtype than its result"
+    return kept or "its operands have another dtype than its result"
 
 
 def _compared(node: Node) -> bool | str:
@@ -126,9 +126,9 @@ def _compared(node: Node) -> bool | str:
 
 
 def _chosen(node: Node) -> bool | str:
-    """Reject int32, which OpenVINO converts to float32 when it fuses it with a comparison."""
-    whole = tensor_of(node).dtype == torch.int32
-    return not whole or "OpenVINO selects int32 in float32, which rounds beyond 2**24"
+    """Reject int32, which OpenVINO computes in float32 if fused with a comparison."""
+    is_int32 = tensor_of(node).dtype == torch.int32
+    return not is_int32 or "OpenVINO selects int32 in float32, which rounds beyond 2**24"
 
 
 def _exponential_linear(node: Node) -> bool | str:
@@ -141,16 +141,16 @@ def _softplus(node: Node) -> bool | str:
     arguments = arguments_of(node)
     return (
         arguments["beta"] == 1 and arguments["threshold"] >= 20
-    ) or "its beta or threshold is unusual"
+    ) or "its beta is not 1, or its threshold is below 20"
 
 
 def _plain(name: str) -> str:
-    """Return an operator's name without overload, in its functional form."""
+    """Return an operator's functional name without overload."""
     return ".".join(name.split(".")[:2]).removesuffix("_")
 
 
 class Elementwise(Translation):
-    """Arithmetic, activations, comparisons and choices."""
+    """Arithmetic, activations, comparisons and selections."""
 
     @visits(*_UNARY_FORMS, dtypes=FLOATS)
     def unary(self, part: PartitionView, node: Node) -> None:
@@ -201,8 +201,8 @@ class Elementwise(Translation):
             *(tensor_of(x) if isinstance(x, Node) else x for x in (left, right))
         )
         if dtype in (torch.int16, torch.int32):
-            # int8 and uint8 are promoted to int16, which OpenVINO lacks. It compares integers in
-            # float32 in any case.
+            # int8 and uint8 are promoted to int16, which OpenVINO lacks; it compares integers in
+            # float32 anyway.
             dtype = torch.float32
         compare = _COMPARISONS[_plain(operator_name(node))]
         self.give(part, node, compare(self.read(left, dtype), self.read(right, dtype)))
@@ -220,14 +220,14 @@ class Elementwise(Translation):
 
     @visits(*_CLAMPS, dtypes=FLOATS)
     def clamp(self, part: PartitionView, node: Node) -> None:
-        """Visit ``clamp`` with one limit or two."""
+        """Visit ``clamp`` with one or two bounds."""
         arguments = arguments_of(node)
         lower, upper = (
             arguments.get("min", arguments.get("min_val")),
             arguments.get("max", arguments.get("max_val")),
         )
         value, dtype = self.read(arguments["self"]), tensor_of(node).dtype
-        # Two operators, because torch returns the upper limit if the lower one is above it.
+        # Two operators, because torch returns the upper bound if the lower one is above it.
         if lower is not None:
             value = opset13.maximum(value, self.read(lower, dtype)).output(0)
         if upper is not None:
@@ -257,7 +257,7 @@ class Elementwise(Translation):
 
     @visits(*_SELU, dtypes=FLOATS)
     def self_normalising(self, part: PartitionView, node: Node) -> None:
-        """Visit ``selu``, with torch's two factors."""
+        """Visit ``selu``, with torch's constants."""
         dtype = tensor_of(node).dtype
         alpha = self.read(1.6732632423543772848170429916717, dtype)
         scale = self.read(1.0507009873554804934193349852946, dtype)
@@ -291,7 +291,7 @@ class Elementwise(Translation):
 
     @visits("aten.addcmul", dtypes=FLOATS)
     def added_product(self, part: PartitionView, node: Node) -> None:
-        """Visit ``addcmul`` or ``addcdiv``."""
+        """Visit ``addcmul``."""
         arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
         product = opset13.multiply(

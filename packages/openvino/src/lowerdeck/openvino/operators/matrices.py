@@ -10,14 +10,14 @@ from openvino import Output, Type, opset13
 from torch.fx import Node
 
 from lowerdeck.lowered_module import PartitionView, arguments_of, visits
-from lowerdeck.openvino.layout import whole
+from lowerdeck.openvino.layout import ints
 from lowerdeck.openvino.operators.dtypes import FLOATS
 from lowerdeck.openvino.translation import TYPES, Translation, tensor_of
 
 _ATTENTION = "aten.scaled_dot_product_attention"
-# A mask value below this leaves nothing of a score that it is added to.
+# Mask values below this absorb any score.
 _BEYOND = -1e30
-# OpenVINO clamps constants to the range of bfloat16, but computes smaller values.
+# OpenVINO clamps constants to the range of bfloat16, but not computed values.
 _LEAST = torch.finfo(torch.bfloat16).min
 
 
@@ -31,11 +31,11 @@ def _attention(node: Node) -> bool | str:
 
 
 class Matrices(Translation):
-    """Products of matrices, layers and attention."""
+    """Matrix products, linear layers and attention."""
 
     @visits("aten.matmul", "aten.mm", "aten.bmm", "aten.mv", dtypes=FLOATS)
     def product(self, part: PartitionView, node: Node) -> None:
-        """Visit a matrix product, with torch's rules for vectors and batches."""
+        """Visit a matrix product, with torch's broadcasting."""
         left, right = (self.read(operand) for operand in node.args)
         self.give(part, node, opset13.matmul(left, right, False, False))
 
@@ -52,7 +52,7 @@ class Matrices(Translation):
 
     @visits("aten.addmm", "aten.baddbmm", dtypes=FLOATS)
     def added_product(self, part: PartitionView, node: Node) -> None:
-        """Visit ``addmm``, with ``beta`` and ``alpha``."""
+        """Visit ``addmm`` or ``baddbmm``, with ``beta`` and ``alpha``."""
         arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
         names = ("mat1", "mat2") if "mat1" in arguments else ("batch1", "batch2")
@@ -71,7 +71,7 @@ class Matrices(Translation):
     def attention(self, part: PartitionView, node: Node) -> None:
         """Visit scaled dot product attention, with a boolean mask, a float mask, or none.
 
-        OpenVINO's own operator uses the processor's precision, whatever the model requests.
+        OpenVINO's attention operator ignores the requested precision.
         """
         arguments = arguments_of(node)
         dtype = tensor_of(node).dtype
@@ -84,12 +84,12 @@ class Matrices(Translation):
         )
         scores = opset13.multiply(query, self.read(scale))
         scores = opset13.matmul(scores, key, False, True)
-        bias, seen = self._bias(arguments)
+        bias, visible_rows = self._bias(arguments)
         if bias is not None:
             scores = opset13.add(scores, bias)
         attended = opset13.matmul(opset13.softmax(scores, -1), value, False, False)
-        if seen is not None:
-            attended = opset13.multiply(attended, opset13.convert(seen, Type.f32))
+        if visible_rows is not None:
+            attended = opset13.multiply(attended, opset13.convert(visible_rows, Type.f32))
         self.give(
             part,
             node,
@@ -97,41 +97,41 @@ class Matrices(Translation):
         )
 
     def _bias(self, arguments: Mapping[str, Any]) -> tuple[Output | None, Output | None]:
-        """Return the mask as finite numbers, and the rows in which it leaves a score.
+        """Return the mask as a finite bias, and the rows that are not fully masked.
 
-        torch's result is 0 for a row whose mask is all minus infinity, and a mean for a row whose
-        mask is all the smallest finite number. A softmax without infinities cannot tell them
-        apart, so the rows are returned as well. The sum of the mask and any score is finite.
+        In torch, rows masked with -inf are 0, but rows masked with the smallest finite number are
+        means. A softmax without infinities cannot distinguish them, hence the rows. Sums of bias
+        and scores are finite.
         """
-        zero, never = self.read(0.0), self.read(torch.finfo(torch.float32).min * 0.75)
+        zero, masked = self.read(0.0), self.read(torch.finfo(torch.float32).min * 0.75)
         mask = arguments["attn_mask"]
         if mask is not None:
             if tensor_of(mask).dtype == torch.bool:
-                counts = self.read(mask)
-                bias = opset13.select(counts, zero, never)
+                visible = self.read(mask)
+                bias = opset13.select(visible, zero, masked)
             else:
                 value = self.read(mask, torch.float32)
-                counts = opset13.not_equal(value, self.read(float("-inf"))).output(0)
-                # Halve values beyond this bound: their order is preserved, and all still absorb
-                # every score.
+                visible = opset13.not_equal(value, self.read(float("-inf"))).output(0)
+                # Halve values beyond this bound: order is preserved, and they still absorb any
+                # score.
                 bound = self.read(_BEYOND)
                 excess = opset13.clamp(value, _LEAST, _BEYOND)
                 excess = opset13.multiply(excess, self.read(0.5))
                 far = opset13.add(excess, self.read(_BEYOND / 2))
                 bias = opset13.select(opset13.less(value, bound), far, value)
-                bias = opset13.select(counts, bias, never)
-            seen = opset13.reduce_logical_or(counts, whole([-1]), keep_dims=True)
-            return bias.output(0), seen.output(0)
+                bias = opset13.select(visible, bias, masked)
+            visible_rows = opset13.reduce_logical_or(visible, ints([-1]), keep_dims=True)
+            return bias.output(0), visible_rows.output(0)
         if not arguments["is_causal"]:
             return None, None
         rows, columns = (
             opset13.range(
-                whole(0),
-                opset13.gather(opset13.shape_of(self.read(arguments[name])), whole(-2), whole(0)),
-                whole(1),
+                ints(0),
+                opset13.gather(opset13.shape_of(self.read(arguments[name])), ints(-2), ints(0)),
+                ints(1),
                 "i64",
             )
             for name in ("query", "key")
         )
-        counts = opset13.less_equal(columns, opset13.unsqueeze(rows, whole(1)))
-        return opset13.select(counts, zero, never).output(0), None
+        visible = opset13.less_equal(columns, opset13.unsqueeze(rows, ints(1)))
+        return opset13.select(visible, zero, masked).output(0), None

@@ -14,8 +14,8 @@ from lowerdeck.lowered_module import (
     operator_name,
     visits,
 )
-from lowerdeck.openvino.layout import whole
-from lowerdeck.openvino.operators.dtypes import VALUES, WITH_POSITIONS
+from lowerdeck.openvino.layout import ints
+from lowerdeck.openvino.operators.dtypes import VALUES, WITH_INDICES
 from lowerdeck.openvino.translation import TYPES, Translation, axes_of, axis_of, tensor_of
 
 _SHAPES = (
@@ -63,41 +63,41 @@ def _conversion(node: Node) -> bool | str:
 
 
 def _asserted(node: Node) -> bool | str:
-    """Accept ``_assert_tensor_metadata``: the partition's inputs are fixed."""
+    """Accept ``_assert_tensor_metadata``: dtypes of a partition's inputs are fixed."""
     dtype = tensor_of(node.all_input_nodes[0]).dtype
     return dtype in TYPES or f"dtype {dtype} is not supported"
 
 
-def _numbered(node: Node) -> bool | str:
-    """Accept a table of any dtype with integer positions."""
+def _is_table_supported(node: Node) -> bool | str:
+    """Accept a table of any supported dtype."""
     arguments = arguments_of(node)
     table = tensor_of(arguments["weight"] if "weight" in arguments else arguments["self"])
     return table.dtype in VALUES or f"dtype {table.dtype} is not supported"
 
 
 def _sizes(node: Node) -> list[tuple[Any, Any]]:
-    """Return the sizes of a tensor and of its index."""
+    """Return pairs of sizes of a tensor and its index."""
     arguments = arguments_of(node)
     shapes = tensor_of(arguments["self"]).shape, tensor_of(arguments["index"]).shape
     return list(zip(*shapes, strict=True))
 
 
 def _gathered(node: Node) -> bool | str:
-    """Accept a ``gather`` with at most as many positions as elements in each static dimension."""
+    """Accept a ``gather`` whose other dimensions are static or equal to the index's."""
     axis = axis_of(node, arguments_of(node)["dim"])
     for dim, pair in enumerate(_sizes(node)):
         is_static = all(isinstance(size, int) for size in pair)
         if dim != axis and not is_static and str(pair[0]) != str(pair[1]):
-            return f"dimension {dim} is {pair[0]} long for {pair[1]} positions: both must be known"
-    return _numbered(node)
+            return f"dimension {dim} has size {pair[0]}, its index {pair[1]}: both must be static"
+    return _is_table_supported(node)
 
 
 def _one_index(node: Node) -> bool | str:
-    """Accept an index in one dimension; reject masks, whose result has a data-dependent size."""
+    """Accept an integer index of one dimension; masks give data-dependent sizes."""
     indices = [index for index in arguments_of(node)["indices"] if index is not None]
     if len(indices) != 1 or tensor_of(indices[0]).dtype not in (torch.int32, torch.int64):
         return "it does not index one dimension with integers"
-    return _numbered(node)
+    return _is_table_supported(node)
 
 
 class Movement(Translation):
@@ -105,23 +105,23 @@ class Movement(Translation):
 
     @visits(*_SHAPES, dtypes=VALUES, when=_one_dynamic)
     def reshaped(self, part: PartitionView, node: Node) -> None:
-        """Visit ``view`` and its relatives."""
+        """Visit ``view`` or another reshape."""
         sizes = [size if isinstance(size, int) else -1 for size in tensor_of(node).shape]
         value = self.read(node.args[0])
-        self.give(part, node, opset13.reshape(value, whole(sizes), special_zero=False))
+        self.give(part, node, opset13.reshape(value, ints(sizes), special_zero=False))
 
     @visits("aten.unsqueeze", dtypes=VALUES)
     def unsqueezed(self, part: PartitionView, node: Node) -> None:
         """Visit ``unsqueeze``."""
         axis = axis_of(node, arguments_of(node)["dim"])
-        self.give(part, node, opset13.unsqueeze(self.read(node.args[0]), whole([axis])))
+        self.give(part, node, opset13.unsqueeze(self.read(node.args[0]), ints([axis])))
 
     @visits(*_SQUEEZED, dtypes=VALUES)
     def squeezed(self, part: PartitionView, node: Node) -> None:
         """Visit ``squeeze``.
 
         With dynamic sizes, OpenVINO infers a wrong shape for a channel shuffle and fails to
-        compile it: there the single position is gathered.
+        compile it: a gather is used instead.
         """
         arguments = arguments_of(node)
         sizes = tensor_of(arguments["self"]).shape
@@ -130,11 +130,11 @@ class Movement(Translation):
         ]
         value = self.read(arguments["self"])
         if all(isinstance(size, int) for size in sizes):
-            shape = whole(list(tensor_of(node).shape))
+            shape = ints(list(tensor_of(node).shape))
             value = opset13.reshape(value, shape, special_zero=False).output(0)
         else:
             for axis in sorted(axes, reverse=True):
-                value = opset13.gather(value, whole(0), whole(axis)).output(0)
+                value = opset13.gather(value, ints(0), ints(axis)).output(0)
         self.give(part, node, value)
 
     @visits(*_SAME, dtypes=VALUES, when=_idle)
@@ -144,7 +144,7 @@ class Movement(Translation):
 
     @visits("aten._assert_tensor_metadata", when=_asserted)
     def asserted(self, part: PartitionView, node: Node) -> None:
-        """Visit an assertion about a dtype, which holds for every input."""
+        """Visit a dtype assertion, which always holds."""
 
     @visits(*_CONVERSIONS, when=_conversion)
     def conversion(self, part: PartitionView, node: Node) -> None:
@@ -167,7 +167,7 @@ class Movement(Translation):
             order[-1], order[-2] = order[-2], order[-1]
         else:
             order.reverse()
-        self.give(part, node, opset13.transpose(self.read(source), whole(order)))
+        self.give(part, node, opset13.transpose(self.read(source), ints(order)))
 
     @visits(*_PARTS, dtypes=VALUES, static=True)
     def parted(self, part: PartitionView, node: Node) -> None:
@@ -175,13 +175,13 @@ class Movement(Translation):
         arguments = arguments_of(node)
         axis = axis_of(arguments["self"], arguments["dim"])
         single = operator_name(node) == "aten.unbind.int"
-        lengths = [1 if single else int(one.shape[axis]) for one in node.meta["val"]]
-        split = opset13.variadic_split(self.read(arguments["self"]), whole(axis), whole(lengths))
+        lengths = [1 if single else int(output.shape[axis]) for output in node.meta["val"]]
+        split = opset13.variadic_split(self.read(arguments["self"]), ints(axis), ints(lengths))
         for number, output in enumerate(part.parts(node)):
             if output is not None:
                 value: Any = split.output(number)
                 if single:
-                    value = opset13.squeeze(value, whole([axis]))
+                    value = opset13.squeeze(value, ints([axis]))
                 self.give(part, output, value)
 
     @visits("aten.cat", dtypes=VALUES)
@@ -202,7 +202,7 @@ class Movement(Translation):
         arguments = arguments_of(node)
         dtype, axis = tensor_of(node).dtype, axis_of(node, arguments["dim"])
         values = [
-            opset13.unsqueeze(self.read(tensor, dtype), whole([axis]))
+            opset13.unsqueeze(self.read(tensor, dtype), ints([axis]))
             for tensor in arguments["tensors"]
         ]
         self.give(part, node, opset13.concat(values, axis))
@@ -210,7 +210,7 @@ class Movement(Translation):
     @visits(*_EXPANDED, dtypes=VALUES, when=_static)
     def expanded(self, part: PartitionView, node: Node) -> None:
         """Visit ``expand``."""
-        sizes = whole(list(tensor_of(node).shape))
+        sizes = ints(list(tensor_of(node).shape))
         self.give(part, node, opset13.broadcast(self.read(node.args[0]), sizes))
 
     @visits("aten.repeat", dtypes=VALUES, when=_static)
@@ -218,7 +218,7 @@ class Movement(Translation):
         """Visit ``repeat``."""
         arguments = arguments_of(node)
         self.give(
-            part, node, opset13.tile(self.read(arguments["self"]), whole(arguments["repeats"]))
+            part, node, opset13.tile(self.read(arguments["self"]), ints(arguments["repeats"]))
         )
 
     @visits("aten.slice.Tensor", "aten.narrow", dtypes=VALUES)
@@ -229,8 +229,8 @@ class Movement(Translation):
         end = start + arguments["length"] if "length" in arguments else arguments["end"]
         if end is None or ("length" in arguments and start < 0 and end == 0):
             end = torch.iinfo(torch.int64).max
-        bounds = (whole([bound]) for bound in (start, end, step))
-        axis = whole([axis_of(node, arguments["dim"])])
+        bounds = (ints([bound]) for bound in (start, end, step))
+        axis = ints([axis_of(node, arguments["dim"])])
         self.give(part, node, opset13.slice(self.read(arguments["self"]), *bounds, axis))
 
     @visits("aten.select.int", dtypes=VALUES)
@@ -239,7 +239,7 @@ class Movement(Translation):
         arguments = arguments_of(node)
         axis = axis_of(arguments["self"], arguments["dim"])
         value = self.read(arguments["self"])
-        self.give(part, node, opset13.gather(value, whole(arguments["index"]), whole(axis)))
+        self.give(part, node, opset13.gather(value, ints(arguments["index"]), ints(axis)))
 
     @visits("aten.flip", dtypes=VALUES)
     def flipped(self, part: PartitionView, node: Node) -> None:
@@ -249,8 +249,8 @@ class Movement(Translation):
         least = torch.iinfo(torch.int64).min
         value: Any = self.read(arguments["self"])
         if dims:
-            bounds = (whole([bound] * len(dims)) for bound in (-1, least, -1))
-            value = opset13.slice(value, *bounds, whole(dims))
+            bounds = (ints([bound] * len(dims)) for bound in (-1, least, -1))
+            value = opset13.slice(value, *bounds, ints(dims))
         self.give(part, node, value)
 
     @visits("aten.roll", dtypes=VALUES, when=lambda node: len(node.args) > 2 or "it has no dims")
@@ -261,44 +261,44 @@ class Movement(Translation):
             [x] if isinstance(x, int) else x for x in (arguments["shifts"], arguments["dims"])
         )
         value = self.read(arguments["self"])
-        self.give(part, node, opset13.roll(value, whole(shifts), whole(dims)))
+        self.give(part, node, opset13.roll(value, ints(shifts), ints(dims)))
 
-    @visits("aten.embedding", dtypes=WITH_POSITIONS, when=_numbered)
+    @visits("aten.embedding", dtypes=WITH_INDICES, when=_is_table_supported)
     def looked_up(self, part: PartitionView, node: Node) -> None:
         """Visit ``embedding``."""
         arguments = arguments_of(node)
         rows = self.read(arguments["indices"])
-        self.give(part, node, opset13.gather(self.read(arguments["weight"]), rows, whole(0)))
+        self.give(part, node, opset13.gather(self.read(arguments["weight"]), rows, ints(0)))
 
-    @visits("aten.index_select", dtypes=WITH_POSITIONS | VALUES, when=_numbered)
+    @visits("aten.index_select", dtypes=WITH_INDICES | VALUES, when=_is_table_supported)
     def chosen(self, part: PartitionView, node: Node) -> None:
         """Visit ``index_select``."""
         arguments = arguments_of(node)
-        axis = whole(axis_of(arguments["self"], arguments["dim"]))
+        axis = ints(axis_of(arguments["self"], arguments["dim"]))
         self.give(
             part,
             node,
             opset13.gather(self.read(arguments["self"]), self.read(arguments["index"]), axis),
         )
 
-    @visits("aten.index.Tensor", dtypes=WITH_POSITIONS | VALUES, when=_one_index)
+    @visits("aten.index.Tensor", dtypes=WITH_INDICES | VALUES, when=_one_index)
     def indexed(self, part: PartitionView, node: Node) -> None:
-        """Visit an index tensor, of any rank, in one dimension."""
+        """Visit indexing of one dimension by a tensor of any rank."""
         arguments = arguments_of(node)
         (dim,) = (i for i, index in enumerate(arguments["indices"]) if index is not None)
-        places = self.read(arguments["indices"][dim])
-        self.give(part, node, opset13.gather(self.read(arguments["self"]), places, whole(dim)))
+        indices = self.read(arguments["indices"][dim])
+        self.give(part, node, opset13.gather(self.read(arguments["self"]), indices, ints(dim)))
 
-    @visits("aten.gather", dtypes=WITH_POSITIONS | VALUES, when=_gathered)
+    @visits("aten.gather", dtypes=WITH_INDICES | VALUES, when=_gathered)
     def gathered(self, part: PartitionView, node: Node) -> None:
         """Visit ``gather``."""
         arguments = arguments_of(node)
-        value, places = self.read(arguments["self"]), self.read(arguments["index"])
+        value, indices = self.read(arguments["self"]), self.read(arguments["index"])
         axis = axis_of(node, arguments["dim"])
-        # torch accepts fewer positions than elements in the other dimensions. Not by a slice:
-        # OpenVINO removes it as a no-op and fails to compile the rest.
+        # torch accepts smaller indices in other dimensions. OpenVINO removes a slice as a no-op
+        # and fails to compile.
         for dim, (size, length) in enumerate(_sizes(node)):
             if dim != axis and size != length:
-                first = whole(list(range(int(length))))
-                value = opset13.gather(value, first, whole(dim)).output(0)
-        self.give(part, node, opset13.gather_elements(value, places, axis))
+                first = ints(list(range(int(length))))
+                value = opset13.gather(value, first, ints(dim)).output(0)
+        self.give(part, node, opset13.gather_elements(value, indices, axis))

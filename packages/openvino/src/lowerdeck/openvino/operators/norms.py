@@ -8,15 +8,15 @@ from openvino import Output, opset13
 from torch.fx import Node
 
 from lowerdeck.lowered_module import PartitionView, arguments_of, visits
-from lowerdeck.openvino.layout import whole
+from lowerdeck.openvino.layout import ints
 from lowerdeck.openvino.operators.dtypes import FLOATS
 from lowerdeck.openvino.translation import TYPES, Translation, axis_of, tensor_of
 
 
 def _first_alone(node: Node) -> bool | str:
-    """Accept a norm whose mean and deviation are unread."""
+    """Accept a norm whose mean and deviation are unused."""
     read = [user for user in node.users if user.args[1:] != (0,) and user.users]
-    return not read or f"{read[0].name} reads its mean or its deviation"
+    return not read or f"{read[0].name} reads its mean or deviation"
 
 
 def _trained(node: Node) -> bool | str:
@@ -39,7 +39,7 @@ class Norms(Translation):
     """Batch, layer, group, RMS and weight norms."""
 
     def give_first(self, part: PartitionView, node: Node, output: openvino.Node) -> None:
-        """Set the value of a node, or of its first element if the others are unread."""
+        """Record the value of a node, or of its first result."""
         if isinstance(node.meta["val"], torch.Tensor):
             self.give(part, node, output)
         elif (first := part.parts(node)[0]) is not None:
@@ -67,7 +67,7 @@ class Norms(Translation):
         axes = list(range(-len(arguments["normalized_shape"]), 0))
         normalized = opset13.mvn(
             self.read(arguments["input"]),
-            whole(axes),
+            ints(axes),
             *(True, float(arguments["eps"]), "inside_sqrt"),
         )
         if arguments["weight"] is not None:
@@ -98,7 +98,7 @@ class Norms(Translation):
         arguments = arguments_of(node)
         eps = torch.finfo(torch.float32).eps if arguments["eps"] is None else arguments["eps"]
         value = self.read(arguments["input"], torch.float32)
-        axes = whole(list(range(-len(arguments["normalized_shape"]), 0)))
+        axes = ints(list(range(-len(arguments["normalized_shape"]), 0)))
         mean = opset13.reduce_mean(opset13.multiply(value, value), axes, True)
         normalized = opset13.divide(value, opset13.sqrt(opset13.add(mean, self.read(eps))))
         if arguments["weight"] is not None:
@@ -124,7 +124,7 @@ class Norms(Translation):
             else axis_of(arguments["v"], arguments["dim"])
         )
         axes = [axis for axis in range(tensor_of(arguments["v"]).dim()) if axis != kept]
-        direction = opset13.divide(value, opset13.reduce_l2(value, whole(axes), True))
+        direction = opset13.divide(value, opset13.reduce_l2(value, ints(axes), True))
         self.give(part, node, opset13.multiply(direction, self.read(arguments["g"])))
 
     def _filled(self, tensor: Node | None, otherwise: float, like: torch.Tensor) -> Output:

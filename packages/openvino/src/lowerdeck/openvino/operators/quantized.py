@@ -1,4 +1,4 @@
-"""Quantised programs: torch has pairs of operators where OpenVINO has one."""
+"""Quantize and dequantize operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lowerdeck.lowered_module import (
     operator_name,
     visits,
 )
-from lowerdeck.openvino.layout import whole
+from lowerdeck.openvino.layout import ints
 from lowerdeck.openvino.translation import TYPES, Translation, tensor_of
 
 _QUANTIZE = "quantized_decomposed.quantize_per_tensor.default"
@@ -25,10 +25,12 @@ _INTEGERS = {torch.int8, torch.uint8}
 _ALLOWED = frozenset({torch.float32, torch.float64, torch.int64, torch.int32} | _INTEGERS)
 
 
-def _of_bytes(node: Node) -> bool | str:
+def _is_8_bit(node: Node) -> bool | str:
     arguments = arguments_of(node)
     integers = (
-        tensor_of(node) if "dtype" in arguments and _makes(node) else tensor_of(arguments["input"])
+        tensor_of(node)
+        if "dtype" in arguments and _is_quantize(node)
+        else tensor_of(arguments["input"])
     )
     if integers.dtype not in _INTEGERS:
         return f"it is quantised to {integers.dtype}"
@@ -39,14 +41,14 @@ def _of_bytes(node: Node) -> bool | str:
     return not computed or f"its {computed[0]} is computed at run time"
 
 
-def _makes(node: Node) -> bool:
+def _is_quantize(node: Node) -> bool:
     return ".quantize" in operator_name(node)
 
 
 class Quantized(Translation):
     """Quantization and dequantization."""
 
-    @visits(_QUANTIZE, _QUANTIZE_CHANNELS, dtypes=_ALLOWED, when=_of_bytes)
+    @visits(_QUANTIZE, _QUANTIZE_CHANNELS, dtypes=_ALLOWED, when=_is_8_bit)
     def quantize(self, part: PartitionView, node: Node) -> None:
         """Visit ``quantize_per_tensor`` or ``quantize_per_channel``."""
         arguments = arguments_of(node)
@@ -58,12 +60,12 @@ class Quantized(Translation):
         bounded = opset13.clamp(value, lowest, highest)
         self.give(part, node, opset13.convert(bounded, TYPES[tensor_of(node).dtype]))
 
-    @visits(_DEQUANTIZE, _DEQUANTIZE_CHANNELS, dtypes=_ALLOWED, when=_of_bytes)
+    @visits(_DEQUANTIZE, _DEQUANTIZE_CHANNELS, dtypes=_ALLOWED, when=_is_8_bit)
     def dequantize(self, part: PartitionView, node: Node) -> None:
         """Visit a dequantization.
 
-        If its input was just quantised, the pair becomes one ``FakeQuantize``, from which OpenVINO
-        derives integer kernels.
+        After a quantize with equal parameters, the pair becomes one ``FakeQuantize``, from which
+        OpenVINO derives integer kernels.
         """
         arguments = arguments_of(node)
         source = arguments["input"]
@@ -105,4 +107,4 @@ class Quantized(Translation):
 
     def _along(self, node: Node, sizes: list[int]) -> Output:
         value = opset13.convert(self.read(node), Type.f32)
-        return opset13.reshape(value, whole(sizes), special_zero=False).output(0)
+        return opset13.reshape(value, ints(sizes), special_zero=False).output(0)

@@ -16,7 +16,7 @@ from lowerdeck.lowered_module import (
     operator_name,
     visits,
 )
-from lowerdeck.openvino.layout import whole
+from lowerdeck.openvino.layout import ints
 from lowerdeck.openvino.operators.dtypes import FLOATS, NUMBERS
 from lowerdeck.openvino.translation import Translation, axes_of, axis_of, tensor_of
 
@@ -27,7 +27,7 @@ _REDUCTIONS: dict[str, Callable[[Output, Output, bool], openvino.Node]] = {
     "aten.sum.dim_IntList": opset13.reduce_sum,
     "aten.prod.dim_int": opset13.reduce_prod,
 }
-_TRUTHS: dict[str, Callable[[Output, Output, bool], openvino.Node]] = {
+_LOGICAL: dict[str, Callable[[Output, Output, bool], openvino.Node]] = {
     "aten.any.dim": opset13.reduce_logical_or,
     "aten.all.dim": opset13.reduce_logical_and,
 }
@@ -45,10 +45,10 @@ def _norm(node: Node) -> bool | str:
 
 
 def _has_elements(node: Node) -> bool | str:
-    return 0 not in tensor_of(node.all_input_nodes[0]).shape or "there is nothing to reduce"
+    return 0 not in tensor_of(node.all_input_nodes[0]).shape or "its input is empty"
 
 
-def _degrees(node: Node) -> float:
+def _variance_divisor(node: Node) -> float:
     """Return the divisor of a variance."""
     arguments = arguments_of(node)
     correction = arguments.get("correction", 1 if arguments.get("unbiased", True) else 0)
@@ -57,14 +57,14 @@ def _degrees(node: Node) -> float:
     return count - (1 if correction is None else correction)
 
 
-def _varied(node: Node) -> bool | str:
+def _has_positive_divisor(node: Node) -> bool | str:
     """Reject a variance that divides by zero, for which OpenVINO may return zero."""
     answer = _has_elements(node)
     sizes = tensor_of(node.all_input_nodes[0]).shape
     if answer is True and all(isinstance(size, int) for size in sizes):
         return (
-            _degrees(node) > 0
-            or "it has no more elements than its correction, so that torch divides by zero"
+            _variance_divisor(node) > 0
+            or "it has no more elements than its correction: torch divides by zero"
         )
     return answer
 
@@ -73,12 +73,12 @@ class Reductions(Translation):
     """Reductions."""
 
     @visits(*_REDUCTIONS, dtypes=FLOATS, when=_has_elements)
-    @visits(*_TRUTHS, dtypes={torch.bool}, when=_has_elements)
+    @visits(*_LOGICAL, dtypes={torch.bool}, when=_has_elements)
     def reduction(self, part: PartitionView, node: Node) -> None:
-        """Visit a sum, mean, product, maximum or minimum."""
+        """Visit a sum, mean, product, maximum, minimum, ``any`` or ``all``."""
         arguments = arguments_of(node)
-        reduce = {**_REDUCTIONS, **_TRUTHS}[operator_name(node)]
-        axes = whole(axes_of(arguments["self"], arguments.get("dim")))
+        reduce = {**_REDUCTIONS, **_LOGICAL}[operator_name(node)]
+        axes = ints(axes_of(arguments["self"], arguments.get("dim")))
         value = self.read(arguments["self"], tensor_of(node).dtype)
         self.give(part, node, reduce(value, axes, bool(arguments.get("keepdim"))))
 
@@ -90,16 +90,16 @@ class Reductions(Translation):
         function = _SOFTMAX[operator_name(node)]
         self.give(part, node, function(value, axis_of(arguments["self"], arguments["dim"])))
 
-    @visits(*_VARIANCES, dtypes=FLOATS, static=True, when=_varied)
+    @visits(*_VARIANCES, dtypes=FLOATS, static=True, when=_has_positive_divisor)
     def variance(self, part: PartitionView, node: Node) -> None:
         """Visit a variance or a standard deviation."""
         arguments = arguments_of(node)
         axes = axes_of(arguments["self"], arguments["dim"])
         value, dtype = self.read(arguments["self"]), tensor_of(node).dtype
-        mean = opset13.reduce_mean(value, whole(axes), True)
+        mean = opset13.reduce_mean(value, ints(axes), True)
         squares = opset13.squared_difference(value, mean)
-        total = opset13.reduce_sum(squares, whole(axes), bool(arguments["keepdim"]))
-        quotient = opset13.divide(total, self.read(_degrees(node), dtype))
+        total = opset13.reduce_sum(squares, ints(axes), bool(arguments["keepdim"]))
+        quotient = opset13.divide(total, self.read(_variance_divisor(node), dtype))
         if operator_name(node).startswith("aten.std"):
             quotient = opset13.sqrt(quotient)
         self.give(part, node, quotient)
@@ -109,7 +109,7 @@ class Reductions(Translation):
         """Visit a vector norm."""
         arguments = arguments_of(node)
         reduce = opset13.reduce_l1 if arguments["ord"] == 1 else opset13.reduce_l2
-        axes = whole(axes_of(arguments["self"], arguments["dim"]))
+        axes = ints(axes_of(arguments["self"], arguments["dim"]))
         value = self.read(arguments["self"], tensor_of(node).dtype)
         self.give(part, node, reduce(value, axes, bool(arguments["keepdim"])))
 
@@ -118,4 +118,4 @@ class Reductions(Translation):
         """Visit ``cumsum``."""
         arguments = arguments_of(node)
         value = self.read(arguments["self"], tensor_of(node).dtype)
-        self.give(part, node, opset13.cumsum(value, whole(axis_of(node, arguments["dim"]))))
+        self.give(part, node, opset13.cumsum(value, ints(axis_of(node, arguments["dim"]))))

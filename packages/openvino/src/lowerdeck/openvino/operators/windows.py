@@ -16,7 +16,7 @@ from lowerdeck.lowered_module import (
     operator_name,
     visits,
 )
-from lowerdeck.openvino.layout import whole
+from lowerdeck.openvino.layout import ints
 from lowerdeck.openvino.operators.dtypes import FLOATS, NUMBERS
 from lowerdeck.openvino.translation import Translation, tensor_of
 
@@ -41,7 +41,7 @@ _PADS = ("aten.constant_pad_nd", "aten.pad", "aten.reflection_pad2d", "aten.repl
 
 
 def _batched(node: Node) -> bool | str:
-    """Reject images without a batch dimension."""
+    """Reject unbatched inputs."""
     image = next(int(character) for character in operator_name(node) if character.isdigit())
     rank = tensor_of(node.all_input_nodes[0]).dim()
     return rank == image + 2 or "its input has no batch dimension"
@@ -50,27 +50,27 @@ def _batched(node: Node) -> bool | str:
 def _pool(node: Node) -> bool | str:
     arguments = arguments_of(node)
     if arguments.get("divisor_override") is not None:
-        return "divisor_override is not the number of elements in the window"
+        return "its divisor_override is not supported"
     if isinstance(node.meta["val"], list | tuple):
         read = [user for user in node.users if user.args[1] == 1 and user.users]
         if read:
-            return f"{read[0].name} reads where the maxima are"
+            return f"{read[0].name} reads the indices of its maxima"
     batched = _batched(node)
     if batched is True and _larger_than_image(node):
         return "its window is larger than the image"
-    if batched is True and _hangs_over(arguments):
+    if batched is True and _exceeds_padding(arguments):
         source, result = tensor_of(node.all_input_nodes[0]), tensor_of(node)
         if not all(isinstance(size, int) for size in (*source.shape[2:], *result.shape[2:])):
-            return "its windows may reach beyond the padding, as sizes are dynamic"
+            return "its windows may extend beyond the padding, because sizes are dynamic"
     return batched
 
 
 def _larger_than_image(node: Node) -> bool:
-    """Return whether a window is larger than the padded image, as ``ceil_mode`` permits."""
+    """Return whether a window is larger than the padded image, as ``ceil_mode`` allows."""
     arguments = arguments_of(node)
     sizes = tensor_of(node.all_input_nodes[0]).shape[2:]
     kernel, padding, dilation = (
-        _each(setting, len(sizes))
+        _per_dim(setting, len(sizes))
         for setting in (
             arguments["kernel_size"],
             arguments["padding"],
@@ -83,9 +83,9 @@ def _larger_than_image(node: Node) -> bool:
     )
 
 
-def _hangs_over(arguments: dict[str, Any]) -> bool:
+def _exceeds_padding(arguments: dict[str, Any]) -> bool:
     """Return whether windows of an average may extend beyond counted padding."""
-    border = any(_each(arguments["padding"], 1))
+    border = any(_per_dim(arguments["padding"], 1))
     return border and bool(arguments["ceil_mode"] and arguments.get("count_include_pad"))
 
 
@@ -93,7 +93,7 @@ def _padded(node: Node) -> bool | str:
     arguments = arguments_of(node)
     mode, filling = arguments.get("mode", "constant"), arguments.get("value") or 0
     if tensor_of(node).dtype == torch.int32 and abs(filling) > 2**24:
-        return "OpenVINO fills in float32, which rounds integers beyond 2**24"
+        return "OpenVINO pads in float32, which rounds integers beyond 2**24"
     return mode in ("constant", "reflect", "replicate") or f"its mode is {mode!r}"
 
 
@@ -105,7 +105,7 @@ def _resized(node: Node) -> bool | str:
     if factors is None or "nearest" in operator_name(node):
         return True
     exact = all(a * f == b for a, f, b in zip(source, factors, target, strict=True))
-    return exact or "its factors do not give whole sizes"
+    return exact or "its factors do not result in whole sizes"
 
 
 class Windows(Translation):
@@ -118,7 +118,10 @@ class Windows(Translation):
         arguments = arguments_of(node)
         weight = tensor_of(arguments["weight"])
         image = weight.dim() - 2
-        stride, dilation = _each(arguments["stride"], image), _each(arguments["dilation"], image)
+        stride, dilation = (
+            _per_dim(arguments["stride"], image),
+            _per_dim(arguments["dilation"], image),
+        )
         groups = int(arguments["groups"])
         transposed = arguments.get("transposed", operator_name(node) in _TRANSPOSED)
         begin, end = _padding(arguments["padding"], weight.shape[2:], dilation)
@@ -126,18 +129,20 @@ class Windows(Translation):
         if groups > 1:
             filters = _grouped(filters, weight.shape, groups)
         if transposed:
-            more = _each(arguments["output_padding"], image)
+            output_padding = _per_dim(arguments["output_padding"], image)
             make = (
                 opset13.group_convolution_backprop_data
                 if groups > 1
                 else opset13.convolution_backprop_data
             )
-            convolved = make(value, filters, stride, None, begin, end, dilation, "explicit", more)
+            convolved = make(
+                value, filters, stride, None, begin, end, dilation, "explicit", output_padding
+            )
         else:
             make = opset13.group_convolution if groups > 1 else opset13.convolution
             convolved = make(value, filters, stride, begin, end, dilation)
         if arguments["bias"] is not None:
-            shape = whole([1, -1, *([1] * image)])
+            shape = ints([1, -1, *([1] * image)])
             bias = opset13.reshape(self.read(arguments["bias"]), shape, special_zero=False)
             convolved = opset13.add(convolved, bias)
         self.give(part, node, convolved)
@@ -147,14 +152,14 @@ class Windows(Translation):
         """Visit an average pool."""
         arguments = arguments_of(node)
         image = tensor_of(node).dim() - 2
-        kernel = _each(arguments["kernel_size"], image)
-        stride = _each(arguments["stride"] or kernel, image)
-        padding = _each(arguments["padding"], image)
-        alone = not arguments["count_include_pad"]
+        kernel = _per_dim(arguments["kernel_size"], image)
+        stride = _per_dim(arguments["stride"] or kernel, image)
+        padding = _per_dim(arguments["padding"], image)
+        exclude_pad = not arguments["count_include_pad"]
         value = self.read(arguments["self"])
-        if _hangs_over(arguments):
-            # torch counts padding in a window's size, but nothing beyond it: padding becomes an
-            # explicit operator as far as windows reach, and elements beyond it are not counted.
+        if _exceeds_padding(arguments):
+            # torch counts padding, but nothing beyond it: pad explicitly as far as windows reach,
+            # and exclude elements beyond.
             sizes = zip(
                 *(tensor_of(arguments["self"]).shape[2:], tensor_of(node).shape[2:]),
                 *(kernel, stride, padding),
@@ -163,13 +168,13 @@ class Windows(Translation):
             end = [min(p, (w - 1) * t + k - size - p) for size, w, k, t, p in sizes]
             zero = self.read(0.0, tensor_of(node).dtype)
             value = opset13.pad(
-                *(value, whole([0, 0, *padding]), whole([0, 0, *end]), "constant", zero)
+                *(value, ints([0, 0, *padding]), ints([0, 0, *end]), "constant", zero)
             ).output(0)
-            padding, alone = [0] * image, True
+            padding, exclude_pad = [0] * image, True
         self.give(
             *(part, node),
             opset14.avg_pool(
-                *(value, stride, padding, padding, kernel, alone),
+                *(value, stride, padding, padding, kernel, exclude_pad),
                 rounding_type=_rounding(arguments),
             ),
         )
@@ -180,9 +185,12 @@ class Windows(Translation):
         """Visit a max pool."""
         arguments = arguments_of(node)
         image = tensor_of(arguments["self"]).dim() - 2
-        kernel = _each(arguments["kernel_size"], image)
-        stride = _each(arguments["stride"] or kernel, image)
-        padding, dilation = _each(arguments["padding"], image), _each(arguments["dilation"], image)
+        kernel = _per_dim(arguments["kernel_size"], image)
+        stride = _per_dim(arguments["stride"] or kernel, image)
+        padding, dilation = (
+            _per_dim(arguments["padding"], image),
+            _per_dim(arguments["dilation"], image),
+        )
         pooled = opset14.max_pool(
             *(self.read(arguments["self"]), stride, dilation, padding, padding, kernel),
             rounding_type=_rounding(arguments),
@@ -196,12 +204,12 @@ class Windows(Translation):
     def adaptive(self, part: PartitionView, node: Node) -> None:
         """Visit an adaptive average pool."""
         arguments = arguments_of(node)
-        shape = whole(list(tensor_of(node).shape[2:]))
+        shape = ints(list(tensor_of(node).shape[2:]))
         self.give(part, node, opset13.adaptive_avg_pool(self.read(arguments["self"]), shape))
 
     @visits(*_PADS, dtypes=NUMBERS, when=_padded)
     def padded(self, part: PartitionView, node: Node) -> None:
-        """Visit padding; negative amounts cut."""
+        """Visit padding; negative amounts crop."""
         arguments = arguments_of(node)
         pads = arguments["pad"] if "pad" in arguments else arguments["padding"]
         rank = tensor_of(node).dim()
@@ -218,12 +226,12 @@ class Windows(Translation):
         form = "edge" if mode == "replicate" else mode
         self.give(
             *(part, node),
-            opset13.pad(self.read(arguments.get("self")), whole(begin), whole(end), form, filling),
+            opset13.pad(self.read(arguments.get("self")), ints(begin), ints(end), form, filling),
         )
 
     @visits("aten.upsample_nearest2d.vec", dtypes=FLOATS, when=_resized)
     def nearest(self, part: PartitionView, node: Node) -> None:
-        """Visit a resize to the nearest pixel."""
+        """Visit a nearest-neighbour resize."""
         arguments = arguments_of(node)
         value = self.read(arguments["input"])
         sizes = tensor_of(arguments["input"]).shape[2:], tensor_of(node).shape[2:]
@@ -236,27 +244,27 @@ class Windows(Translation):
             for sizes_and_factor, pair in zip(places, zip(*sizes, strict=True), strict=True)
         ):
             resized_ = opset13.interpolate(
-                *(value, whole(list(sizes[1])), "nearest", "sizes"),
+                *(value, ints(list(sizes[1])), "nearest", "sizes"),
                 coordinate_transformation_mode="asymmetric",
                 nearest_mode="floor",
-                axes=whole([2, 3]),
+                axes=ints([2, 3]),
             )
         else:
             resized_ = value
             for axis, indices in enumerate(places, start=2):
-                resized_ = opset13.gather(resized_, whole(indices.tolist()), whole(axis))
+                resized_ = opset13.gather(resized_, ints(indices.tolist()), ints(axis))
         self.give(part, node, resized_)
 
     @visits("aten.upsample_bilinear2d.vec", dtypes=FLOATS, when=_resized)
     def resized(self, part: PartitionView, node: Node) -> None:
-        """Visit a bilinear or bicubic resize."""
+        """Visit a bilinear resize."""
         arguments = arguments_of(node)
         corners = "align_corners" if arguments["align_corners"] else "half_pixel"
         interpolated = opset13.interpolate(
-            *(self.read(arguments["input"]), whole(list(tensor_of(node).shape[2:]))),
+            *(self.read(arguments["input"]), ints(list(tensor_of(node).shape[2:]))),
             *("linear_onnx", "sizes"),
             coordinate_transformation_mode=corners,
-            axes=whole([2, 3]),
+            axes=ints([2, 3]),
         )
         self.give(part, node, interpolated)
 
@@ -275,12 +283,12 @@ class Windows(Translation):
 
 
 def _rounding(arguments: dict[str, Any]) -> str:
-    """Return the rounding of the number of windows: in torch no window starts in the padding."""
+    """Return the rounding of the window count; in torch no window starts in the padding."""
     return "ceil_torch" if arguments["ceil_mode"] else "floor"
 
 
-def _each(setting: int | Sequence[int], count: int) -> list[int]:
-    """Return one number for each dimension; torch abbreviates equal ones."""
+def _per_dim(setting: int | Sequence[int], count: int) -> list[int]:
+    """Return a setting as one number per dimension."""
     values = [setting] if isinstance(setting, int) else list(setting)
     return values * count if len(values) == 1 else values
 
@@ -293,12 +301,12 @@ def _padding(
     if setting == "same":
         total = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
         return [amount // 2 for amount in total], [amount - amount // 2 for amount in total]
-    per_side = _each(setting, len(kernel)) if not isinstance(setting, str) else []
+    per_side = _per_dim(setting, len(kernel)) if not isinstance(setting, str) else []
     return per_side, list(per_side)
 
 
 def _nearest(source: int, target: int, factor: float | None) -> torch.Tensor:
-    """Return the pixels that torch selects along a dimension, as computed by torch itself."""
+    """Return the indices that torch selects along a dimension, computed by torch."""
     line = torch.arange(source, dtype=torch.float32).view(1, 1, source, 1)
     sizes, factors = ([target, 1], None) if factor is None else (None, [factor, 1.0])
     indices: torch.Tensor = torch.ops.aten.upsample_nearest2d.vec(line, sizes, factors)
@@ -306,7 +314,7 @@ def _nearest(source: int, target: int, factor: float | None) -> torch.Tensor:
 
 
 def _nearest_of_openvino(source: int, target: int) -> torch.Tensor:
-    """Return the pixels that OpenVINO selects: it divides by a rounded factor."""
+    """Return the indices that OpenVINO selects: it divides by a rounded factor."""
     factor = torch.tensor(float(target)) / source
     places = torch.arange(target, dtype=torch.float32)
     return (places if source == target else places / factor).long().clamp(max=source - 1)
@@ -314,4 +322,4 @@ def _nearest_of_openvino(source: int, target: int) -> torch.Tensor:
 
 def _grouped(filters: Output, shape: torch.Size, groups: int) -> openvino.Node:
     sizes = [groups, int(shape[0]) // groups, *shape[1:]]
-    return opset13.reshape(filters, whole(sizes), special_zero=False)
+    return opset13.reshape(filters, ints(sizes), special_zero=False)
