@@ -167,15 +167,15 @@ def _decompose(
     if not isinstance(result, WholeProgramError):
         return result
     try:
-        whole = _as_a_whole(program, rules)
+        fallback = _as_a_whole(program, rules)
     except Exception as error:
         raise DecomposeError(
             f"the program cannot be decomposed call by call, because {result}; nor by "
             f"run_decompositions: {type(error).__name__}: {str(error).strip()}"
         ) from error
-    state, constants = whole.state_dict, whole.constants
-    parts = Parts(whole.graph_module, whole.graph_signature, state, constants)
-    return parts if as_parts else whole
+    state, constants = fallback.state_dict, fallback.constants
+    parts = Parts(fallback.graph_module, fallback.graph_signature, state, constants)
+    return parts if as_parts else fallback
 
 
 def _attempt(call_by_call: Callable[[], Result]) -> Result | WholeProgramError:
@@ -302,9 +302,9 @@ def _check(program: ExportedProgram, memory: MemoryUse | None) -> None:
     for spec in signature.input_specs:
         if spec.kind in {InputKind.TOKEN, InputKind.CUSTOM_OBJ}:
             raise WholeProgramError(f"an input is a {spec.kind.name}")
-    read = subclass_reader(program)
-    if read is not None:
-        name, reader = read
+    subclass_use = subclass_reader(program)
+    if subclass_use is not None:
+        name, reader = subclass_use
         raise WholeProgramError(
             f"{reader.name!r} reads the subclass {name!r} itself, not only its inner tensors"
         )
@@ -323,15 +323,15 @@ def _check(program: ExportedProgram, memory: MemoryUse | None) -> None:
 
 def _as_a_whole(program: ExportedProgram, rules: Rules) -> ExportedProgram:
     """Return the result of ``run_decompositions``, which keeps all or no calls of an operator."""
-    kept = {
+    kept_operators = {
         node.target
         for graph_module in graphs_of(program.graph_module)
         for node in graph_module.graph.nodes
         if node.op == "call_function" and rules.keeps_call(node)
     }
-    table = {op: rule for op, rule in rules.as_table().items() if op not in kept}
+    table = {op: rule for op, rule in rules.as_table().items() if op not in kept_operators}
     with tracing_lock, warnings.catch_warnings():
         # torch 2.13's deep copy of pytree specs emits a warning.
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-        whole: ExportedProgram = program.run_decompositions(table)
-    return whole
+        decomposed: ExportedProgram = program.run_decompositions(table)
+    return decomposed

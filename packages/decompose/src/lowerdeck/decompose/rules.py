@@ -75,9 +75,9 @@ class Rules:
     def as_table(self) -> dict[OperatorBase, Callable[..., Any]]:
         """Return the rules as a table for ``run_decompositions``."""
         composites = filter(is_preservable, default_decompositions().materialize())
-        own = {op: rule for op in composites for rule in own_rule(op).values()}
+        default_rules = {op: rule for op in composites for rule in own_rule(op).values()}
         own_rules = {op: rule for op, rule in self.composites.items() if rule is not keep_whole}
-        table = {**own, **own_rules, **self.others}
+        table = {**default_rules, **own_rules, **self.others}
         kept = {op for op, rule in self.composites.items() if rule is keep_whole}
         return {op: rule for op, rule in table.items() if op not in kept}
 

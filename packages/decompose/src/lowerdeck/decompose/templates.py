@@ -42,17 +42,17 @@ class ViewInverse:
     view: Any
     index: int | None
 
-    def __call__(self, whole: Any, new: Any, args: Any, kwargs: Any) -> Any:
-        """Return ``whole`` with the elements of the view replaced.
+    def __call__(self, base: Any, new: Any, args: Any, kwargs: Any) -> Any:
+        """Return ``base`` with the elements of the view replaced.
 
         Args:
-            whole: The functional base tensor.
+            base: The functional base tensor.
             new: New elements of the view.
             args: Arguments of the view after the base.
         """
-        result = self.view(whole, *args, **kwargs)
+        result = self.view(base, *args, **kwargs)
         replace_view(result if self.index is None else result[self.index], new)
-        return whole
+        return base
 
 
 class Templates:

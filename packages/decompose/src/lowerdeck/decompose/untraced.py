@@ -47,7 +47,7 @@ def record_untraced(call: Call, rules: Rules, fakes: FakeTensors) -> Recording |
     args, kwargs = fill(call.args, inputs), fill(call.kwargs, inputs)
     if convert is not None:
         args, kwargs = convert(*args, **kwargs), {}
-    # Whether defaults are recorded depends on the composite's language.
+    # C++ and Python composites record explicit defaults differently.
     if args is None or as_dispatched(operator, args, kwargs) != (args, kwargs):
         return None
     values: Any

@@ -182,8 +182,8 @@ class Walk:
                 bases.append(self._view(bases[-1], view))
             # From the last view to the base: each inverse returns the new value of the viewed
             # tensor.
-            for whole, view in zip(reversed(bases), reversed(views), strict=bool(views)):
-                node = self._write_through_view(whole, node, view, writer)
+            for viewed, view in zip(reversed(bases), reversed(views), strict=bool(views)):
+                node = self._write_through_view(viewed, node, view, writer)
             memory.base = node
         return memory.base
 
@@ -205,12 +205,12 @@ class Walk:
         chosen: Value = result if view.index is None else result[view.index]
         return chosen.node
 
-    def _write_through_view(self, whole: Node, new: Node, view: View, source: Node) -> Node:
-        values = (Value.fresh(whole), Value.fresh(new))
+    def _write_through_view(self, viewed: Node, new: Node, view: View, source: Node) -> Node:
+        values = (Value.fresh(viewed), Value.fresh(new))
         target, args, index = view.target, view.args[1:], view.index
         if target is _ATEN.unbind.int:
             # torch 2.13's inverse of ``unbind`` specializes dynamic sizes.
-            dim = (args[0] if args else 0) % len(self.writer.facts(whole).shape)
+            dim = (args[0] if args else 0) % len(self.writer.facts(viewed).shape)
             target, args, index = _ATEN.select.int, (dim, index), None
         result: Value
         if target in _SCATTERS:
@@ -303,13 +303,13 @@ class Walk:
         if _is_symbolic(node):
             return self._number(node, args, kwargs)
         if not isinstance(target, OpOverload):
-            called = getattr(target, "__name__", target)
-            if called == "_enter_autocast":
+            target_name = getattr(target, "__name__", target)
+            if target_name == "_enter_autocast":
                 raise WholeProgramError(
                     f"{node.name!r} calls _enter_autocast: torch.export records autocast "
                     "around control flow (cond, while_loop and the like) as such functions"
                 )
-            raise WholeProgramError(f"{node.name!r} calls {called}, not an operator")
+            raise WholeProgramError(f"{node.name!r} calls {target_name}, not an operator")
         # Tensors of the new graph have storage offset 0.
         if target is _ATEN.as_strided.default and _has_offset(node):
             raise WholeProgramError(

@@ -26,7 +26,7 @@ def merge_written_names(program: ExportedProgram, memory: MemoryUse) -> Exported
     first: dict[object, Node] = {}
     merged: dict[str, str] = {}
     for node, tensor in written:
-        # Other overlaps are rejected later.
+        # Tensors that overlap differently are rejected later.
         place = (Extent.of(tensor), tensor.dtype, tensor.shape, tensor.stride())
         kept_node = first.setdefault(place, node)
         if kept_node is not node and node.users:
@@ -36,8 +36,8 @@ def merge_written_names(program: ExportedProgram, memory: MemoryUse) -> Exported
     # Placeholders precede all calls, so either can replace the other.
     copied = copy_graph_module(program.graph_module)
     placeholders = {node.name: node for node in copied.graph.find_nodes(op="placeholder")}
-    for name, kept in merged.items():
-        placeholders[name].replace_all_uses_with(placeholders[kept])
+    for name, kept_name in merged.items():
+        placeholders[name].replace_all_uses_with(placeholders[kept_name])
         copied.graph.erase_node(placeholders[name])
     signature = program.graph_signature
     inputs = [spec for spec in signature.input_specs if spec.arg.name not in merged]

@@ -70,6 +70,5 @@ def new_record() -> Any:
     except ImportError as error:
         raise SettingError(
             f"generate_etrecord=True cannot import executorch.devtools: {error}; install "
-            "executorch "
-            "and pandas, or remove the option"
+            "executorch and pandas, or remove the option"
         ) from error

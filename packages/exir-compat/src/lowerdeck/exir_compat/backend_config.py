@@ -122,9 +122,9 @@ def emit_config(
     Raises:
         SettingError: The requested memory plan is not supported.
     """
-    given = config.memory_planning_pass
+    planning = config.memory_planning_pass
     plans = {
-        name: _planning(given.get(name) if isinstance(given, Mapping) else given)
+        name: _planning(planning.get(name) if isinstance(planning, Mapping) else planning)
         for name in methods
     }
     planners = (plan.memory_planning_algo for plan in plans.values())
@@ -169,11 +169,11 @@ def file_options(config: Any) -> dict[str, Any]:
     }
 
 
-def _planning(given: Any) -> MemoryPlanningPass:
+def _planning(planning: Any) -> MemoryPlanningPass:
     """Return a pass, possibly of exir's class, as this package's class."""
     default = MemoryPlanningPass()
     settings = {
-        field_.name: getattr(given, field_.name, getattr(default, field_.name))
+        field_.name: getattr(planning, field_.name, getattr(default, field_.name))
         for field_ in fields(MemoryPlanningPass)
     }
     if is_exirs(settings["memory_planning_algo"]):

@@ -94,8 +94,8 @@ class EdgeProgramManager(Manager):
         if exported is None and self._etrecord is None:
             return
         # Copy the graphs, which the caller may change; weights are shared.
-        seen = {name: transformed(program, []) for name, program in self._in_edge().items()}
-        manager = EdgeProgramManager(seen, None, self.compile_config)
+        copies = {name: transformed(program, []) for name, program in self._in_edge().items()}
+        manager = EdgeProgramManager(copies, None, self.compile_config)
         if exported is None:
             self._etrecord.add_extra_export_modules({"edge_after_transform": manager})
             return

@@ -254,8 +254,8 @@ class _Reader:
         outputs: list[int] = []
         nodes = []
         for name, layer in self._layers.items():
-            read = [self._source(self._edges[name, port]) for port in layer.inputs]
-            operands = tuple(value for value in read if self._values[value].dtype != _NO_DTYPE)
+            sources = [self._source(self._edges[name, port]) for port in layer.inputs]
+            operands = tuple(value for value in sources if self._values[value].dtype != _NO_DTYPE)
             results = tuple(layer.outputs.values())
             if layer.kind == "Parameter":
                 inputs += results

@@ -123,9 +123,9 @@ def _run(
     ports = compiled.inputs
     if len(inputs) != len(ports):
         raise DelegateInputError(f"found {len(inputs)} inputs; expected {len(ports)}")
-    for number, (given, port) in enumerate(zip(inputs, ports, strict=True)):
-        _check(number, given, port)
-        tensor = openvino.Tensor(memory_order(given).numpy(), shared_memory=False)
+    for number, (value, port) in enumerate(zip(inputs, ports, strict=True)):
+        _check(number, value, port)
+        tensor = openvino.Tensor(memory_order(value).numpy(), shared_memory=False)
         request.set_input_tensor(number, tensor)
     try:
         request.infer()

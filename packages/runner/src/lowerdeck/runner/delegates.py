@@ -145,17 +145,17 @@ def installed_runtimes() -> dict[str, str]:
     return {entry.name: entry.value for entry in installed_entries(RUNTIMES)}
 
 
-def find_runtime(backend_id: str, given: Mapping[str, BackendRuntime]) -> BackendRuntime:
+def find_runtime(backend_id: str, overrides: Mapping[str, BackendRuntime]) -> BackendRuntime:
     """Return the runtime half of a backend.
 
     Args:
-        given: The caller's runtimes by id, which take precedence.
+        overrides: The caller's runtimes by id, which take precedence.
 
     Raises:
         ProgramError: There is none, or it cannot be imported or instantiated.
     """
-    if backend_id in given:
-        return given[backend_id]
+    if backend_id in overrides:
+        return overrides[backend_id]
     for entry in installed_entries(RUNTIMES, backend_id):
         try:
             runtime: BackendRuntime = entry.load()()
@@ -165,7 +165,7 @@ def find_runtime(backend_id: str, given: Mapping[str, BackendRuntime]) -> Backen
                 f"{type(error).__name__}: {error}"
             ) from error
         return runtime
-    backends = ", ".join(sorted({*given, *installed_runtimes()})) or "none"
+    backends = ", ".join(sorted({*overrides, *installed_runtimes()})) or "none"
     raise ProgramError(
         f"the backend {backend_id!r} has no runtime half here (known: {backends}); pass "
         f"load(..., backends={{{backend_id!r}: runtime}}), or install a package that registers "

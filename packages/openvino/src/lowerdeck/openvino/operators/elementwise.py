@@ -105,12 +105,12 @@ _RECIPROCALS = _forms(("aten.reciprocal", "aten.rsqrt"), "default")
 
 def _same_dtype(node: Node) -> bool | str:
     arguments = arguments_of(node)
-    kept = all(
+    same = all(
         tensor_of(operand).dtype == tensor_of(node).dtype
         for operand in (arguments["self"], arguments["other"])
         if isinstance(operand, Node)
     )
-    return kept or "its operands have another dtype than its result"
+    return same or "its operands have another dtype than its result"
 
 
 def _compared(node: Node) -> bool | str:
@@ -314,5 +314,5 @@ class Elementwise(Translation):
         """Visit ``masked_fill``."""
         arguments = arguments_of(node)
         filling = self.read(arguments["value"], tensor_of(node).dtype)
-        kept = self.read(arguments["self"])
-        self.give(part, node, opset13.select(self.read(arguments["mask"]), filling, kept))
+        original = self.read(arguments["self"])
+        self.give(part, node, opset13.select(self.read(arguments["mask"]), filling, original))

@@ -85,10 +85,10 @@ def _sizes(node: Node) -> list[tuple[Any, Any]]:
 def _gathered(node: Node) -> bool | str:
     """Accept a ``gather`` whose other dimensions are static or equal to the index's."""
     axis = axis_of(node, arguments_of(node)["dim"])
-    for dim, pair in enumerate(_sizes(node)):
-        is_static = all(isinstance(size, int) for size in pair)
-        if dim != axis and not is_static and str(pair[0]) != str(pair[1]):
-            return f"dimension {dim} has size {pair[0]}, its index {pair[1]}: both must be static"
+    for dim, sizes in enumerate(_sizes(node)):
+        is_static = all(isinstance(size, int) for size in sizes)
+        if dim != axis and not is_static and str(sizes[0]) != str(sizes[1]):
+            return f"dimension {dim} has size {sizes[0]}, its index {sizes[1]}: make both static"
     return _is_table_supported(node)
 
 

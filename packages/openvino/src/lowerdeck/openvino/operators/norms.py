@@ -15,8 +15,8 @@ from lowerdeck.openvino.translation import TYPES, Translation, axis_of, tensor_o
 
 def _first_alone(node: Node) -> bool | str:
     """Accept a norm whose mean and deviation are unused."""
-    read = [user for user in node.users if user.args[1:] != (0,) and user.users]
-    return not read or f"{read[0].name} reads its mean or deviation"
+    readers = [user for user in node.users if user.args[1:] != (0,) and user.users]
+    return not readers or f"{readers[0].name} reads its mean or deviation"
 
 
 def _trained(node: Node) -> bool | str:
@@ -28,8 +28,8 @@ def _trained(node: Node) -> bool | str:
 
 def _batch(node: Node) -> bool | str:
     answer = _trained(node)
-    several = isinstance(node.meta["val"], list | tuple)
-    return _first_alone(node) if answer is True and several else answer
+    has_several_results = isinstance(node.meta["val"], list | tuple)
+    return _first_alone(node) if answer is True and has_several_results else answer
 
 
 _BATCH = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training")
@@ -118,12 +118,12 @@ class Norms(Translation):
         arguments = arguments_of(node)
         value = self.read(arguments["v"])
         # torch uses -1 for all dimensions here, not for the last one.
-        kept = (
+        kept_axis = (
             arguments["dim"]
             if arguments["dim"] == -1
             else axis_of(arguments["v"], arguments["dim"])
         )
-        axes = [axis for axis in range(tensor_of(arguments["v"]).dim()) if axis != kept]
+        axes = [axis for axis in range(tensor_of(arguments["v"]).dim()) if axis != kept_axis]
         direction = opset13.divide(value, opset13.reduce_l2(value, ints(axes), True))
         self.give(part, node, opset13.multiply(direction, self.read(arguments["g"])))
 

@@ -52,9 +52,9 @@ def _pool(node: Node) -> bool | str:
     if arguments.get("divisor_override") is not None:
         return "its divisor_override is not supported"
     if isinstance(node.meta["val"], list | tuple):
-        read = [user for user in node.users if user.args[1] == 1 and user.users]
-        if read:
-            return f"{read[0].name} reads the indices of its maxima"
+        readers = [user for user in node.users if user.args[1] == 1 and user.users]
+        if readers:
+            return f"{readers[0].name} reads the indices of its maxima"
     batched = _batched(node)
     if batched is True and _larger_than_image(node):
         return "its window is larger than the image"
@@ -195,8 +195,8 @@ class Windows(Translation):
             *(self.read(arguments["self"]), stride, dilation, padding, padding, kernel),
             rounding_type=_rounding(arguments),
         )
-        several = isinstance(node.meta["val"], list | tuple)
-        output = part.parts(node)[0] if several else node
+        has_indices = isinstance(node.meta["val"], list | tuple)
+        output = part.parts(node)[0] if has_indices else node
         if output is not None:
             self.give(part, output, pooled.output(0))
 
@@ -236,24 +236,24 @@ class Windows(Translation):
         value = self.read(arguments["input"])
         sizes = tensor_of(arguments["input"]).shape[2:], tensor_of(node).shape[2:]
         factors = arguments["scale_factors"] or (None, None)
-        places = [
+        indices_by_dim = [
             _nearest(*sizes_and_factor) for sizes_and_factor in zip(*sizes, factors, strict=True)
         ]
         if all(
-            torch.equal(sizes_and_factor, _nearest_of_openvino(*pair))
-            for sizes_and_factor, pair in zip(places, zip(*sizes, strict=True), strict=True)
+            torch.equal(indices, _nearest_of_openvino(*size_pair))
+            for indices, size_pair in zip(indices_by_dim, zip(*sizes, strict=True), strict=True)
         ):
-            resized_ = opset13.interpolate(
+            output = opset13.interpolate(
                 *(value, ints(list(sizes[1])), "nearest", "sizes"),
                 coordinate_transformation_mode="asymmetric",
                 nearest_mode="floor",
                 axes=ints([2, 3]),
             )
         else:
-            resized_ = value
-            for axis, indices in enumerate(places, start=2):
-                resized_ = opset13.gather(resized_, ints(indices.tolist()), ints(axis))
-        self.give(part, node, resized_)
+            output = value
+            for axis, indices in enumerate(indices_by_dim, start=2):
+                output = opset13.gather(output, ints(indices.tolist()), ints(axis))
+        self.give(part, node, output)
 
     @visits("aten.upsample_bilinear2d.vec", dtypes=FLOATS, when=_resized)
     def resized(self, part: PartitionView, node: Node) -> None:

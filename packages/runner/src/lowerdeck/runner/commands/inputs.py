@@ -44,9 +44,9 @@ def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[An
             return list(loaded)
     if len(texts) > len(values):
         raise InputError(f"{len(texts)} inputs given; the method takes {len(values)}")
-    left = [n for n, v in enumerate(values) if n >= len(texts) and isinstance(v, Tensor)]
-    if texts and left:
-        say(f"no --input for {', '.join(f'input {n}' for n in left)}: random (seed {seed})")
+    missing = [n for n, v in enumerate(values) if n >= len(texts) and isinstance(v, Tensor)]
+    if texts and missing:
+        say(f"no --input for {', '.join(f'input {n}' for n in missing)}: random (seed {seed})")
     generator = torch.Generator().manual_seed(seed % 2**63)
     padded = [*texts, *["rand"] * (len(values) - len(texts))]
     return [_one(value, text, generator) for value, text in zip(values, padded, strict=True)]

@@ -160,9 +160,9 @@ def _report_profile(method: LoadedMethod, inputs: list[Any], args: argparse.Name
             profile.save_trace(args.trace)
         say(f"trace: {args.trace} (open it in https://ui.perfetto.dev or chrome://tracing)")
     if args.etdump is not None:
-        more = [method.profile(*inputs, values=False) for _ in range(args.repeat - 1)]
+        others = [method.profile(*inputs, values=False) for _ in range(args.repeat - 1)]
         with writing(args.etdump):
-            save_etdump([profile, *more], args.etdump)
+            save_etdump([profile, *others], args.etdump)
         say(f"etdump: {args.etdump} (executorch.devtools.Inspector(etdump_path=...) reads it)")
 
 

@@ -215,30 +215,30 @@ def _values(
     return values
 
 
-def _in_shape_of(found: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return ``value``, reshaped like ``found`` if the element counts agree."""
-    if found.shape == value.shape or found.numel() != value.numel():
+def _in_shape_of(result: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return ``value``, reshaped like ``result`` if the element counts agree."""
+    if result.shape == value.shape or result.numel() != value.numel():
         return value
-    return value.reshape(found.shape)
+    return value.reshape(result.shape)
 
 
-def _distance(found: torch.Tensor, right: Expected, rtol: float, atol: float) -> float | None:
+def _distance(result: torch.Tensor, right: Expected, rtol: float, atol: float) -> float | None:
     """Return the largest absolute difference if beyond the tolerance, else None."""
-    expected = _in_shape_of(found, right.value)
-    if found.shape != expected.shape:
+    expected = _in_shape_of(result, right.value)
+    if result.shape != expected.shape:
         return float("inf")
-    if found.numel() == 0:
+    if result.numel() == 0:
         return None
-    wide = torch.complex128 if found.is_complex() else torch.float64
-    left, reference = found.to(wide), expected.to(wide)
+    wide = torch.complex128 if result.is_complex() else torch.float64
+    left, reference = result.to(wide), expected.to(wide)
     if torch.allclose(left, reference, rtol=rtol, atol=atol + right.slack, equal_nan=True):
         return None
     difference = (left - reference).abs()
     return float(torch.where(difference.isnan(), float("inf"), difference).max())
 
 
-def _outputs(found: Any, expected: Any, rtol: float, atol: float) -> list[Difference]:
-    ours, theirs = leaves(found), leaves(expected)
+def _outputs(actual: Any, expected: Any, rtol: float, atol: float) -> list[Difference]:
+    ours, theirs = leaves(actual), leaves(expected)
     if len(ours) != len(theirs):
         raise InputError(f"the method returns {len(ours)} results, the model {len(theirs)}")
     differences = []

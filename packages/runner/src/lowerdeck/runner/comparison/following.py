@@ -129,5 +129,5 @@ class _Interpreter(fx.Interpreter):
         return self._change(n, result, is_new)
 
     def _tensors_read(self, node: fx.Node) -> list[torch.Tensor]:
-        read = [self.env[value] for value in node.all_input_nodes]
-        return [value for value in read if type(value) is torch.Tensor]
+        values = [self.env[value] for value in node.all_input_nodes]
+        return [value for value in values if type(value) is torch.Tensor]

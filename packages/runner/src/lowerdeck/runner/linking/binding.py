@@ -135,13 +135,13 @@ def _bind_torch(kernel: TorchKernel, args: Sequence[int], frame: Frame) -> Step:
     call = partial(kernel.call, *positional, **keywords)
     if not all(argument.is_out for argument in kernel.arguments if argument.is_written):
         return call  # in-place ops keep the argument's shape
-    read = {id(value) for value in _flat(positional)} | {
+    read_ids = {id(value) for value in _flat(positional)} | {
         id(keywords[a.name]) for a in kernel.arguments if a.keyword_only and not a.is_out
     }
     dynamic = [(out, spec) for out, spec in outs if spec.dynamic]
     if not dynamic:
         return _checked_static(call, outs)
-    return _checked_dynamic(call, outs, [out for out, _ in dynamic if id(out) not in read])
+    return _checked_dynamic(call, outs, [out for out, _ in dynamic if id(out) not in read_ids])
 
 
 def _checked_static(call: Callable[[], Any], outs: list[tuple[torch.Tensor, TensorSpec]]) -> Step:
@@ -216,10 +216,10 @@ def _bind_moving(kernel: TorchKernel, indices: Sequence[int], frame: Frame) -> S
     def step() -> None:
         values = [fetch() if convert is None else convert(fetch()) for fetch, convert in fetchers]
         positional, keywords = _split(kernel, values)
-        read = {id(value) for value in _flat(positional)}
+        read_ids = {id(value) for value in _flat(positional)}
         outs = [(out, frame.spec_of[id(out)]) for fetch, _ in written for out in _tensors(fetch())]
         for out, spec in outs:
-            if spec.dynamic and id(out) not in read:
+            if spec.dynamic and id(out) not in read_ids:
                 out.resize_(0)
         kernel.call(*positional, **keywords)
         for out, spec in outs:

@@ -190,12 +190,12 @@ class MemoryPlan:
         where = self.ranges.get(index)
         if where is None:
             return
-        taken = self._groups_at(where) & live & ~self.groups.bits((index,))
-        if taken:
+        blocking = self._groups_at(where) & live & ~self.groups.bits((index,))
+        if blocking:
             other = next(
                 other
                 for other, range_ in self.ranges.items()
-                if taken >> self.groups.of(other) & 1 and overlap(where, range_)
+                if blocking >> self.groups.of(other) & 1 and overlap(where, range_)
             )
             self._fail(at, f"writes value {index} onto value {other}, needed later")
 

@@ -54,7 +54,7 @@ def _back_transform(values: Sequence[Any]) -> None:
 def _check_dims(numbers: torch.Tensor, dims: Sequence[int], normalization: int) -> None:
     rank = numbers.dim()
     if not dims or len(set(dims)) != len(dims) or not all(0 <= dim < rank for dim in dims):
-        raise ExecutionError(f"a transform over invalid dims {list(dims)} of {rank}")
+        raise ExecutionError(f"a transform over invalid dims {list(dims)} for rank {rank}")
     if not 0 <= normalization <= 2:
         raise ExecutionError(f"the normalization is {normalization}; expected 0, 1 or 2")
     if numbers.numel() == 0:

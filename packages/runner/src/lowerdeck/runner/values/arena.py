@@ -17,19 +17,19 @@ MAX_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 POISON = 0xFF  # NaN in float types, -1 in signed integers
 
 
-def require_memory(size: int, what: str) -> None:
+def require_memory(size: int, purpose: str) -> None:
     """Check a size before it is allocated.
 
     Args:
-        what: Purpose, for the message.
+        purpose: Use of the memory, for the message.
 
     Raises:
         ProgramError: The size is negative or exceeds the machine's memory.
     """
     if size < 0:
-        raise ProgramError(f"{what} has the size {size}")
+        raise ProgramError(f"{purpose} has the size {size}")
     if size > MAX_BYTES:
-        raise ProgramError(f"cannot allocate {what} of {size} bytes; the machine has {MAX_BYTES}")
+        raise ProgramError(f"cannot allocate {purpose} of {size} bytes; the limit is {MAX_BYTES}")
 
 
 class Arena:

@@ -29,10 +29,10 @@ def as_view(storage: Storage) -> memoryview:
         return memoryview(b"")
     try:
         with Path(storage.path).open("rb") as file:
-            whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         raise ProgramError(f"{storage.path} cannot be mapped: {error}") from error
-    part = whole[storage.offset : storage.offset + storage.length]
+    part = mapped[storage.offset : storage.offset + storage.length]
     if part.nbytes != storage.length:
         raise ProgramError(f"{storage.path} ends before byte {storage.offset + storage.length}")
     return part
