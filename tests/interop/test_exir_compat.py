@@ -111,7 +111,7 @@ def test_settings_of_exirs_class_are_taken() -> None:
     method = to_edge(program).to_executorch(config).emitted.program.execution_plan[0]
     assert method.values[method.inputs[0]].val.allocation_info is None
     unused = exir.ExecutorchBackendConfig(external_mutable_weights=True)
-    with pytest.warns(SettingWarning, match="external_mutable_weights changes nothing"):
+    with pytest.warns(SettingWarning, match="external_mutable_weights is ignored"):
         to_edge(program).to_executorch(unused)
 
 
@@ -267,7 +267,7 @@ def test_an_engine_is_delegated_as_torch_tensorrt_does_it() -> None:
             constant_methods={"get_max_seq_len": 32},
             compile_config=exir.EdgeCompileConfig(_check_ir_validity=False),
         )
-        with pytest.warns(SettingWarning, match="EngineBackend asks for cuda:0, but emit plans"):
+        with pytest.warns(SettingWarning, match="EngineBackend targets cuda:0, but emit plans"):
             file = deserialize_pte(edge.to_executorch(exir.ExecutorchBackendConfig()).buffer)
     for plan in file.execution_plan[:2]:
         assert [one.id for one in plan.delegates].count("EngineBackend") == 1

@@ -105,7 +105,7 @@ def warn_of_others(config: Any) -> None:
         # Compare exir's passes by type.
         if value != usual and not (is_exirs(value) and type(value) is type(usual)):
             warnings.warn(
-                f"ExecutorchBackendConfig.{name} changes nothing", SettingWarning, stacklevel=3
+                f"ExecutorchBackendConfig.{name} is ignored", SettingWarning, stacklevel=3
             )
 
 
