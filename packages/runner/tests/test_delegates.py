@@ -94,7 +94,7 @@ def test_an_installed_runtime_is_found(method: Any, monkeypatch: pytest.MonkeyPa
 
 def test_a_refused_blob_is_a_program_error(method: Any) -> None:
     program = load(doubled(method, b"bad"), backends={"Doubler": Doubler()})
-    with pytest.raises(ProgramError, match=r"'Doubler' refuses its delegate: .*the blob is bad"):
+    with pytest.raises(ProgramError, match=r"'Doubler' rejects its delegate: .*the blob is bad"):
         program.method()
 
 

@@ -344,7 +344,7 @@ def _node_of(tracer: Any, leaf: Any) -> Any:
         proxy: Any = get_proxy_slot(leaf, tracer, None, lambda slot: slot.proxy)
         if proxy is None:
             # A rule may return a tensor that it did not compute, such as a global.
-            raise LookupError("a result that was not traced")
+            raise LookupError("a rule returned a tensor that was not traced")
         return proxy.node
     if isinstance(leaf, _TRACKED):
         if not varies(leaf):

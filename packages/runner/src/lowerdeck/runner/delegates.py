@@ -152,7 +152,7 @@ def find_runtime(backend_id: str, overrides: Mapping[str, BackendRuntime]) -> Ba
         overrides: The caller's runtimes by id, which take precedence.
 
     Raises:
-        ProgramError: There is none, or it cannot be imported or instantiated.
+        ProgramError: There is no runtime half, or it cannot be imported or instantiated.
     """
     if backend_id in overrides:
         return overrides[backend_id]
@@ -203,7 +203,7 @@ class Delegate:
             self.handle: Any = runtime.init(blob, compile_specs, named_data)
         except Exception as error:
             raise ProgramError(
-                f"backend {backend_id!r} refuses its delegate: {type(error).__name__}: {error}"
+                f"backend {backend_id!r} rejects its delegate: {type(error).__name__}: {error}"
             ) from error
 
     def input_count(self, values: int) -> int:

@@ -158,7 +158,7 @@ class OfficialRuntime:
         except (EOFError, OSError):
             answer, failure = None, self._end(process)
         except BaseException:
-            # An interrupt: the answer stays unread.
+            # Interrupted: the answer is still in the pipe.
             process.kill()
             self._process = None
             raise

@@ -68,7 +68,7 @@ class Frame:
         }
 
     def check(self, index: int, use: str) -> int:
-        """Check that ``index`` names a value, and return it.
+        """Return ``index`` if it is a valid value index.
 
         Args:
             use: Purpose, for the message.

@@ -103,7 +103,7 @@ def read_spec(index: int, value: TensorValue) -> TensorSpec:
         raise ProgramError(f"value {index} has no upper bound of its shape; export it with a max")
     sizes, dim_order = tuple(value.sizes), tuple(value.dim_order)
     if len(sizes) > _MAX_RANK or min(sizes, default=0) < 0:
-        raise ProgramError(f"value {index} has the shape {list(sizes)}")
+        raise ProgramError(f"value {index} has the invalid shape {list(sizes)}")
     if sorted(dim_order) != list(range(len(sizes))):
         raise ProgramError(
             f"value {index} has the dim order {list(dim_order)}, not a permutation of its "
@@ -165,7 +165,7 @@ def make_tensor(
     if not 0 < spec.memory_id < len(arenas):
         raise ProgramError(
             f"value {spec.index} is in memory {spec.memory_id}; the method has "
-            f"{len(arenas) - 1} (they count from 1)"
+            f"{len(arenas) - 1} (ids start at 1)"
         )
     arena = arenas[spec.memory_id]
     tensor = arena.view(spec.dtype, spec.sizes, spec.dim_order, spec.offset)
