@@ -48,7 +48,7 @@ def remove_noop_mode_regions(exported_program: ExportedProgram) -> ExportedProgr
         ...             return x @ x
         >>> program = torch.export.export(Exact(), (torch.ones(2, 2),))
         >>> [node.name for node in remove_noop_mode_regions(program).graph.nodes]
-        ['x', 'matmul', 'output']
+        ['x', 'getitem', 'output']
     """
     graphs = list(graphs_of(exported_program.graph_module))
     casts = any(_enables_autocast(node) for gm in graphs for node in gm.graph.nodes)
