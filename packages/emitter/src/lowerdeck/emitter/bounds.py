@@ -54,7 +54,7 @@ def bounded(
         ... )
         >>> emitted = emit(bounded({"forward": program}, 64))
         >>> emitted.program.execution_plan[0].non_const_buffer_sizes
-        [0, 1536]
+        [0, 768]
     """
     bounds = {} if bounds is None else bounds
     _check_numbers(bounds)

@@ -111,6 +111,7 @@ def check_backend(
         LoweringError: A sample is another object.
 
     Example:
+        >>> from lowerdeck.lowered_module.testing import RunPartitioner, generated
         >>> report = check_backend(RunPartitioner(lambda node: True), samples=[generated(1, 4)])
         >>> report.passed
         True
