@@ -197,6 +197,7 @@ def test_a_number_that_an_assertion_fixes_is_still_read_and_checked(
     program = _exported(function)
     if loaded:
         program = saved_and_loaded(program)
+    assert explain(program).reason is None
     # Decomposed programs are decomposed again by whoever lowers them.
     once = decompose(program)
     for found in (once, decompose(once)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -44,6 +45,7 @@ from lowerdeck.torch_base import (
 )
 
 _ATEN = torch.ops.aten
+_ASSERTION = _ATEN._assert_scalar.default
 
 # Operators that invert these views in functionalization.
 _SCATTERS: Mapping[Any, Any] = MappingProxyType(
@@ -87,6 +89,7 @@ class Walk:
         self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
         self._unchanged: dict[OpOverload, bool] = {}
         self._parts_are_known: bool | None = None
+        self._fixed: dict[Node, Node] = {}
         self._reader: Node | None = None
         self._is_regenerating: bool = False
 
@@ -294,13 +297,16 @@ class Walk:
         target: Any = node.target
         args: Any
         kwargs: Any
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+        is_number = _is_symbolic(node)
+        is_check = target is _ASSERTION or (is_number and not varies(node.meta["val"]))
+        known = ChainMap(self._fixed, env) if is_check else env
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
         if target is operator.getitem:
             return args[0][args[1]]
         # Its subgraphs are converted recursively.
         if isinstance(target, HigherOrderOperator):
             return self.regions.call(self, node, args, kwargs)
-        if _is_symbolic(node):
+        if is_number:
             return self._number(node, args, kwargs)
         if not isinstance(target, OpOverload):
             target_name = getattr(target, "__name__", target)
@@ -400,9 +406,10 @@ class Walk:
         """Return the node of a number, or the number if it is constant."""
         number = plain_number(node.meta["val"])
         if not isinstance(number, SYMBOLS):
-            if _reads_data(node.target):
-                # The number is constant, but the assertion must still read the data.
-                raise WholeProgramError(f"an assertion fixes {node.name!r}, a number from data")
+            if _reads_data(node.target) or not self._fixed.keys().isdisjoint(node.all_input_nodes):
+                # An assertion fixes it: only assertions go on reading it from the data.
+                target = self._without_item(node.target)
+                self._fixed[node] = self._copy_call(node, args, kwargs, target, number)
             return number
         # Sizes are computed once, as in torch's retrace.
         new_node = self.writer.symbol(number)
@@ -436,6 +443,9 @@ class Walk:
         """
         value = node.meta.get("val") if value is None else value
         target = self._without_item(node.target) if target is None else target
+        return self._elements(self._copy_call(node, args, kwargs, target, value), value, node)
+
+    def _copy_call(self, node: Node, args: Any, kwargs: Any, target: Any, value: Any) -> Node:
         arguments = self.read(tuple(args)), self.read(dict(kwargs))
         if isinstance(target, OpOverload):
             arguments = as_dispatched(target, *arguments)
@@ -443,7 +453,7 @@ class Walk:
         new_node = self.writer.add(target, *arguments, base_name(target), value, origin)
         if "unbacked_bindings" in node.meta:
             new_node.meta["unbacked_bindings"] = node.meta["unbacked_bindings"]
-        return self._elements(new_node, value, node)
+        return new_node
 
     def _elements(self, new_node: Node, value: Any, source: Node) -> Any:
         """Return the result of a node, or the tree of its elements."""
