@@ -76,6 +76,7 @@ LINES: dict[str, Callable[[torch.Tensor], Any]] = {
     "interpolate": lambda x: nn.functional.interpolate(x[:2], scale_factor=2.0),
     "pad": lambda x: nn.functional.pad(x[:, 1:], (1, 1, 0, 1)),
     "conv2d": lambda x: nn.functional.conv2d(x[:, :2], x.new_ones(3, 2, 2, 2)),
+    "batch_norm": lambda x: nn.functional.batch_norm(x[:, :2], x.new_zeros(2), x.new_ones(2)),
     "written": lambda x: x.clone()[1:].add_(1),
 }
 
@@ -185,10 +186,12 @@ def test_ranges_outlive_it_and_the_program_runs_at_other_sizes() -> None:
 
 def _questions(work: Callable[[ExportedProgram], Any], depth: int, stride: int) -> int:
     """Return how often ``work`` evaluates an expression of sizes, which strides make longer."""
-    layers = nn.Sequential(*(nn.Conv1d(2, 2, 3, stride, 1) for _ in range(depth)))
+    layers = [
+        layer for _ in range(depth) for layer in (nn.Conv1d(2, 2, 3, stride, 1), nn.BatchNorm1d(2))
+    ]
     dims = ({2: Dim("n", min=600, max=4000)},)
     x = torch.ones(1, 2, 1000)
-    program = torch.export.export(layers, (x,), dynamic_shapes=dims)
+    program = torch.export.export(nn.Sequential(*layers).eval(), (x,), dynamic_shapes=dims)
     environment = type(_environment(program))
     plain, count = environment.evaluate_expr, 0
 

@@ -116,6 +116,21 @@ def test_symbols_are_told_by_their_expressions() -> None:
     assert private.expression_of(5) == 5
 
 
+def test_fake_tensors_of_other_sizes_are_made_without_guards() -> None:
+    size, _ = _size(torch.nn.ReLU(), torch.export.Dim("rows"), rank=2)
+    environment = size.node.shape_env
+    mode, guards = private.FakeTensorMode(shape_env=environment), len(environment.guards)
+    like = private.FakeTensor(mode, torch.empty(1, dtype=torch.int8, device="meta"), "cpu")
+    plain = private.new_fake(like, [2 * size, 3, size])
+    other = private.new_fake(like, [size, 3], [1, size])
+    assert (plain.dtype, plain.device, plain.fake_mode) == (torch.int8, like.device, mode)
+    expected = [[2 * size, 3, size, 3 * size, size, 1], [size, 3, 1, size]]
+    for tensor, numbers in zip((plain, other), expected, strict=True):
+        found = [*tensor.shape, *tensor.stride()]
+        assert list(map(private.expression_of, found)) == list(map(private.expression_of, numbers))
+    assert len(environment.guards) == guards
+
+
 def _graph() -> GraphModule:
     """Return a graph with every kind of node, nested arguments, and a value of two readers."""
 

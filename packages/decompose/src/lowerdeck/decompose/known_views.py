@@ -16,23 +16,27 @@ from torch.fx import Node
 
 from lowerdeck.decompose.calls.facts import TensorFacts, facts_key
 from lowerdeck.decompose.rules import Rules
-from lowerdeck.decompose.untraced import CONVOLUTION, convolution
+from lowerdeck.decompose.untraced import CONVOLUTION, NORM, convolution, norm
 from lowerdeck.torch_base import core_decompositions, hint_of, varies
 
 _ATEN = torch.ops.aten
 _RESHAPES = frozenset({_ATEN.reshape.default, _ATEN.flatten.using_ints, _ATEN.contiguous.default})
 _CONVOLUTIONS = frozenset({_ATEN.conv1d.default, _ATEN.conv2d.default, _ATEN.conv3d.default})
-KNOWN = frozenset({*_RESHAPES, *_CONVOLUTIONS, _ATEN.transpose.int, _ATEN.dropout.default})
+_OTHERS = frozenset({_ATEN.transpose.int, _ATEN.dropout.default, _ATEN.batch_norm.default})
+KNOWN = _RESHAPES | _CONVOLUTIONS | _OTHERS
 """Operators that become a copy and a view, or one call of another operator."""
 _CONTIGUOUS: Mapping[str, Any] = MappingProxyType({"memory_format": torch.contiguous_format})
 
-Step = tuple[Any, tuple[Any, ...], Mapping[str, Any], TensorFacts | None]
-"""Operator, arguments after the tensor, keyword arguments, and result unless as recorded."""
+Step = tuple[Any, tuple[Any, ...], Mapping[str, Any], TensorFacts | tuple[TensorFacts, ...] | None]
+"""Operator, arguments after the tensor, keyword arguments, and result unless as recorded.
+
+If there are several results, the next step reads the first.
+"""
 
 
 def has_known_parts(rules: Rules) -> bool:
     """Return whether ``rules`` decompose ``KNOWN`` operators as torch does by default."""
-    parts = (_ATEN.view.default, _ATEN.permute.default, _ATEN.clone.default, CONVOLUTION)
+    parts = (_ATEN.view.default, _ATEN.permute.default, _ATEN.clone.default, CONVOLUTION, NORM)
     default = core_decompositions()
     return all(map(rules.leaves, parts)) and all(
         operator not in rules.composites and rules.others.get(operator) is default.get(operator)
@@ -60,6 +64,11 @@ def known_steps(
     if node.target in _CONVOLUTIONS:
         arguments = None if node.kwargs else convolution(len(before.shape), *args)
         return None if arguments is None else [(CONVOLUTION, arguments, {}, None)]
+    if node.target is _ATEN.batch_norm.default:
+        arguments = None if node.kwargs else norm(node, *args)
+        statistics = replace(after, shape=(0,), stride=(1,))
+        results = (after, statistics, statistics)
+        return None if arguments is None else [(NORM, arguments[1:], {}, results)]
     if node.target is _ATEN.transpose.int:
         order = list(range(len(before.shape)))
         first, second = (order[axis] if order else 0 for axis in args)

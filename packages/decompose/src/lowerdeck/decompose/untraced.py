@@ -164,13 +164,14 @@ def convolution(
     return (weight, bias, *steps, False, [0] * dims, groups)
 
 
-def _norm(image: Node, *arguments: Any) -> Any:
+def norm(image: Node, *arguments: Any) -> Any:
     """Return the arguments of a norm with running statistics, or None without them."""
     *state, training, momentum, eps, _ = arguments
     return None if training or None in state[2:] else (image, *state, momentum, eps)
 
 
 CONVOLUTION = _ATEN.convolution.default
+NORM = _ATEN._native_batch_norm_legit_no_training.default
 
 
 def _convolution(image: Node, *args: Any, **kwargs: Any) -> Any:
@@ -183,7 +184,7 @@ _PARTS: Mapping[Any, Any] = MappingProxyType(
         _ATEN.conv1d.default: (CONVOLUTION, _convolution),
         _ATEN.conv2d.default: (CONVOLUTION, _convolution),
         _ATEN.conv3d.default: (CONVOLUTION, _convolution),
-        _ATEN.batch_norm.default: (_ATEN._native_batch_norm_legit_no_training.default, _norm),
+        _ATEN.batch_norm.default: (NORM, norm),
     }
 )
 """Operators that decompose to one call of another operator, with argument converters."""

@@ -362,8 +362,9 @@ class Walk:
         facts = self.writer.facts(self.current(value))
         steps = known_steps(node, self.read(tuple(args[1:])), facts, self.writer.symbol)
         for target, others, kwargs, result in steps or ():
-            fake = None if result is None else result.fake(self.templates.fakes)
-            value = self.copy_unchanged(node, (value, *others), kwargs, target, fake)
+            fake = self.writer.fake(result)
+            results = self.copy_unchanged(node, (value, *others), kwargs, target, fake)
+            value = results[0] if isinstance(results, tuple) else results
         return None if steps is None else value
 
     def _becomes_itself(self, target: OpOverload, node: Node) -> bool:

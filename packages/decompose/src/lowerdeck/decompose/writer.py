@@ -141,13 +141,18 @@ class Writer:
             source, index = new_node.args
             meta["val"], facts = source.meta["val"][index], self._facts[source][index]
         else:
-            meta["val"], facts = self._value(step.facts), step.facts
+            meta["val"], facts = self.fake(step.facts), step.facts
         self.record_facts(new_node, facts)
         return new_node
 
-    def _value(self, facts: Any) -> Any:
+    def fake(self, facts: Any) -> Any:
+        """Return a value with some facts.
+
+        Args:
+            facts: As ``facts_of`` returns them.
+        """
         if isinstance(facts, TensorFacts):
             return facts.fake(self._fakes)
         if isinstance(facts, (tuple, list)):
-            return type(facts)(map(self._value, facts))
+            return type(facts)(map(self.fake, facts))
         return facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -175,6 +176,27 @@ def with_plain_sizes(tensor: torch.Tensor) -> torch.Tensor:
     # The bounds check would add guards.
     with mode, mode.shape_env.suppress_guards():
         return tensor.as_strided(sizes, strides, plain_number(tensor.storage_offset()))
+
+
+def new_fake(
+    like: torch.Tensor, size: Sequence[Any], stride: Sequence[Any] | None = None
+) -> FakeTensor:
+    """Return a fake tensor with other sizes, without guards; torch's ``new_empty`` takes 2 ms.
+
+    Args:
+        like: A fake tensor: the mode, dtype and device.
+        size: Numbers or symbols.
+        stride: In elements; None for a contiguous tensor.
+    """
+    mode: Any = like.fake_mode  # type: ignore[attr-defined]
+    environment: Any = mode.shape_env
+    options: Any = {"dtype": like.dtype, "device": "meta"}
+    with contextlib.nullcontext() if environment is None else environment.suppress_guards():
+        if stride is None:
+            inner = torch.empty(tuple(size), **options)
+        else:
+            inner = torch.empty_strided(tuple(size), tuple(stride), **options)
+    return FakeTensor(mode, inner, like.device)
 
 
 def varies(number: object) -> bool:

@@ -64,6 +64,9 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
     memory_format = _BY_RANK.get(tensor.dim())
     if memory_format is None:
         return False
+    if not any(type(one) is int and one == 1 for one in (tensor.shape[1], tensor.stride(1))):
+        # To compare its symbolic strides is slow.
+        return False
     try:
         return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=memory_format)
     except RuntimeError:

@@ -22,7 +22,13 @@ from lowerdeck.lowered_module.program.graphs import (
     value_of,
 )
 from lowerdeck.lowered_module.program.prepared import StateCopies
-from lowerdeck.torch_base import executorch_call_delegate, graphs_of, renamed_outputs
+from lowerdeck.torch_base import (
+    LazyGraphModule,
+    executorch_call_delegate,
+    graphs_of,
+    renamed_outputs,
+    with_parts,
+)
 
 
 def splice_delegates(
@@ -76,17 +82,21 @@ def splice_delegates(
         for values in (program.state_dict, program.constants)
     )
     signature = ExportGraphSignature(input_specs, output_specs)
-    return ExportedProgram(
-        root=program.graph_module,
-        graph=program.graph,
+    graph_module = LazyGraphModule(program.graph_module, program.graph)
+    graph_module.meta.update(program.graph_module.meta)
+    # ``ExportedProgram(...)`` would print the guards anew.
+    spliced = with_parts(
+        program,
+        graph_module=graph_module,
         graph_signature=renamed_outputs(signature, program.graph),
         state_dict=state,
         range_constraints=dict(program.range_constraints),
         module_call_graph=_call_graph(program.module_call_graph, program.graph.nodes),
-        example_inputs=program.example_inputs,
         constants=constants,
         verifiers=list(program.verifiers),
     )
+    spliced.validate()  # type: ignore[no-untyped-call]
+    return spliced
 
 
 def _take_mutations(cut: CutProgram) -> list[OutputSpec]:

@@ -52,7 +52,7 @@ from lowerdeck.lowered_module.program.view_rules import (
     broadcast_parts,
     product_parts,
 )
-from lowerdeck.torch_base import arguments_of, expression_of, is_channels_last, varies
+from lowerdeck.torch_base import arguments_of, expression_of, is_channels_last, new_fake, varies
 
 _aten = torch.ops.aten
 _VIEWS = frozenset(
@@ -364,7 +364,7 @@ class _Pass:
         before = like.meta["val"]
         key = (before.dtype, *map(expression_of, shape))
         if key not in self._values:
-            self._values[key] = before.new_empty(tuple(shape))
+            self._values[key] = new_fake(before, shape)
         call.meta = {**like.meta, "val": self._values[key]}
         return call
 
@@ -384,7 +384,7 @@ def _give_asked_sizes(view: Node) -> None:
         for size, was in zip(asked, shape, strict=True)
     ]
     if list(map(expression_of, sizes)) != list(map(expression_of, shape)):
-        view.meta["val"] = view.meta["val"].new_empty(sizes)
+        view.meta["val"] = new_fake(view.meta["val"], sizes)
 
 
 def _shortened(node: Node) -> tuple[list[Node], int]:
@@ -492,7 +492,7 @@ def _lay_out(graph: Graph) -> bool:
         if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or value.dim() != _IMAGE:
             continue
         if is_channels_last(value) and not any(map(_lies_last, node.all_input_nodes)):
-            node.meta["val"] = value.new_empty(value.shape)
+            node.meta["val"] = new_fake(value, value.shape)
             changed = True
     for resize in filter(_is_left_resize, graph.nodes):
         source: Any = resize.args[0]

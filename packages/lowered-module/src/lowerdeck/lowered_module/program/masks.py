@@ -26,7 +26,7 @@ from lowerdeck.lowered_module.program.copies import rewritten
 from lowerdeck.lowered_module.program.foldable import ASSERTION
 from lowerdeck.lowered_module.program.merged_sizes import equal_sizes, is_like, is_one, shape_of
 from lowerdeck.lowered_module.program.plain_sizes import number_of
-from lowerdeck.torch_base import arguments_of, varies
+from lowerdeck.torch_base import arguments_of, new_fake, varies
 
 _aten = torch.ops.aten
 _ATTENTION = _aten.scaled_dot_product_attention.default
@@ -173,7 +173,7 @@ def write_out(node: Node, mask: Node | None, facts: Mapping[Any, Any]) -> bool:
     order = [*range(rank - 2), rank - 1, rank - 2]
     turned = inserted(node, _aten.permute.default, (key, order), key.meta["val"].mT)
     sizes = (*shape_of(query)[:-1], shape_of(key)[-2])
-    value_of_scores = node.meta["val"].new_empty(sizes)
+    value_of_scores = new_fake(node.meta["val"], sizes)
     scores = inserted(node, _aten.matmul.default, (query, turned), value_of_scores)
     for part in [] if mask is None else _summands(node, mask, facts):
         scores = inserted(node, _aten.add.Tensor, (scores, part), value_of_scores)
@@ -193,7 +193,7 @@ def _summands(node: Node, mask: Any, facts: Mapping[Any, Any]) -> list[Node]:
     number = _number(hidden)
     if number is None or number > _LOWEST:
         return [mask]
-    value = mask.meta["val"].new_empty(shape_of(shown))
+    value = new_fake(mask.meta["val"], shape_of(shown))
     return [bias, inserted(node, _aten.where.Scalar, (shown, 0.0, number), value)]
 
 
@@ -414,7 +414,7 @@ def _without_repeats(mask: Any, facts: Mapping[Any, Any]) -> Any:
 def _narrow(value: torch.Tensor, wide: Container[int]) -> torch.Tensor:
     """Return a fake tensor with size 1 in all dimensions but some."""
     sizes = enumerate(value.shape, -value.dim())
-    return value.new_empty([size if dim in wide else 1 for dim, size in sizes])
+    return new_fake(value, [size if dim in wide else 1 for dim, size in sizes])
 
 
 def _is_same(node: Node) -> bool:

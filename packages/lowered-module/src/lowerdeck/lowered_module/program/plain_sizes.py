@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 
 from lowerdeck.lowered_module.program.copies import rewritten
 from lowerdeck.lowered_module.program.graphs import replace_input
-from lowerdeck.torch_base import expression_of, hint_of, pytree, varies
+from lowerdeck.torch_base import expression_of, hint_of, new_fake, pytree, varies
 
 
 def with_plain_sizes(program: ExportedProgram) -> ExportedProgram:
@@ -118,5 +118,5 @@ def _with_sizes(value: Any, plain: Callable[[Any], Any], values: dict[Any, torch
         return value
     key = (value.dtype, *map(expression_of, after))
     if key not in values:
-        values[key] = value.new_empty_strided(after[: value.dim()], after[value.dim() :])
+        values[key] = new_fake(value, after[: value.dim()], after[value.dim() :])
     return values[key]
