@@ -330,7 +330,7 @@ def test_memory_that_cannot_be_is_refused(build: Any) -> None:
         ("odd", "not a multiple of its 4 bytes"),
         ("negative", "has the size -1"),
         ("huge", "cannot allocate"),
-        ("beyond", "is in memory 9; the method has 1"),
+        ("beyond", "has memory id 9, but the method has 1"),
     ):
         with pytest.raises(ProgramError, match=message):
             program.method(name)

@@ -61,7 +61,7 @@ def decompose(
     """Return the decomposed program, as ``run_decompositions(table)`` does.
 
     Args:
-        exported_program: Any program, in any dialect; not changed.
+        exported_program: Any program, as exported or decomposed; not changed.
         table: As for ``run_decompositions``; core ATen by default.
         keep: Operators that are not decomposed; a mapping may have a predicate on nodes that
             selects calls, or None for all. The fallback keeps all calls of an operator if any is
@@ -78,7 +78,7 @@ def decompose(
 
 
 def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
-    """Return the program without in-place writes; other calls are unchanged.
+    """Return a copy of the program without in-place writes; other calls are unchanged.
 
     Composite operators are decomposed only if memory that they read or return is written.
 

@@ -1,4 +1,4 @@
-"""Validation of ``keep``."""
+"""Validation of the argument ``keep`` of ``decompose``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trace of one call, and normalized arguments."""
+"""Trace of one call without dead code, and arguments in the form of the dispatcher."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def convolution(
 
 
 def norm(image: Node, *arguments: Any) -> Any:
-    """Return the arguments of a norm with running statistics, or None without them."""
+    """Return the arguments of a norm by running statistics; None if it computes its own."""
     *state, training, momentum, eps, _ = arguments
     return None if training or None in state[2:] else (image, *state, momentum, eps)
 

@@ -103,7 +103,7 @@ class StateDemoRuntime(TextRuntime):
             The outputs in order.
 
         Raises:
-            DelegateInputError: Another number of inputs, or another dtype, is needed.
+            DelegateInputError: The number of inputs or a dtype does not match.
             DelegateRunError: A step cannot be computed; the state is as it was.
         """
         results = super().execute_logged(handle.program, [*handle.state, *inputs], log)

@@ -160,7 +160,7 @@ class TextRuntime:
             The outputs in order.
 
         Raises:
-            DelegateInputError: Another number of inputs, or another dtype, than was compiled for.
+            DelegateInputError: The number of inputs or a dtype differs from the compiled ones.
             DelegateRunError: A step cannot be computed on these inputs.
         """
         return self.execute_logged(handle, inputs, lambda *_: None)
@@ -179,7 +179,7 @@ class TextRuntime:
             The outputs in order.
 
         Raises:
-            DelegateInputError: Another number of inputs, or another dtype, than was compiled for.
+            DelegateInputError: The number of inputs or a dtype differs from the compiled ones.
             DelegateRunError: A step cannot be computed on these inputs.
         """
         if len(inputs) != len(handle.inputs):

@@ -73,7 +73,8 @@ class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers i
         """Return the program of one graph, and transformers' metadata.
 
         Args:
-            model: The model; ``requires_grad`` of its parameters is set to False.
+            model: The model; moved to the CPU in place, and ``requires_grad`` of its parameters is
+                set to False.
             sample_inputs: Keyword arguments of ``forward``.
             config: Settings of export and memory planning.
 

@@ -11,7 +11,8 @@ from lowerdeck.language_models.errors import GenerationError
 from lowerdeck.language_models.generating import ModelFile, inputs_of, method_for
 
 TOKENS = 16  # generated for the comparison
-_MARGIN = 10.0  # margin of a certain token's logit, in errors
+_MARGIN = 10.0
+"""A differing token is wrong if its logit differs by more than this many times the error."""
 _MOST = 0.1
 """Largest difference that is attributed to rounding, relative to the largest logit."""
 

@@ -32,8 +32,8 @@ class Trial:
 
     Attributes:
         name: The backend, or ``"no backend"`` for the runtime's own kernels alone.
-        milliseconds: Shortest time of a call in the official runtime; infinite if the outputs are
-            wrong.
+        milliseconds: Shortest time of a call in the official runtime; infinite if it cannot be
+            chosen.
         outcome: Delegates and difference from eager, or why it cannot be chosen.
     """
 

@@ -60,7 +60,7 @@ from lowerdeck.torch_base import (
 )
 
 _Shared = tuple[MemoryMap, MemoryMap]
-"""The memory that any method of a file changes, and that the other methods use."""
+"""Two maps: the memory that any method of a file changes, and that the others use."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,9 +93,9 @@ def lower(
 ) -> LoweredProgram:
     """Lower models or exported programs to one program for the official runtime.
 
-    Each method is exported if it is a module, decomposed to core ATen operators except those that
-    its partitioners keep, partitioned, compiled by the backends and emitted. Arguments are not
-    changed and weights are not copied.
+    Each method is exported if it is a module. With partitioners it is decomposed to core ATen
+    operators except those that they keep, partitioned, and compiled by the backends; without, only
+    ``emit`` decomposes it. Arguments are not changed and weights are not copied.
 
     Args:
         programs: An exported program, or a module with example inputs: ``(module, args)``,

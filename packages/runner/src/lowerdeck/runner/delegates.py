@@ -289,7 +289,10 @@ class DelegateStep:
         for value, get in zip(produced, self._outputs, strict=True):
             out = get()
             if not isinstance(out, torch.Tensor):
-                raise ExecutionError(f"an output of {name!r} is bound to a {type(out).__name__}")
+                raise ExecutionError(
+                    f"the program stores an output of backend {name!r} in a {type(out).__name__}; "
+                    "expected a tensor"
+                )
             _store_output(value, out, self._specs[id(out)], name)
 
 

@@ -108,7 +108,7 @@ def is_impure(module: object) -> bool:
 
 
 def data_address(tensor: torch.Tensor) -> int:
-    """Return the read-only address of a tensor's first element, or 0 without memory.
+    """Return the address of a tensor's first element for reading, or 0 if it has no memory.
 
     ``Tensor.data_ptr()`` allows writes, so it would materialize a lazy clone.
     """

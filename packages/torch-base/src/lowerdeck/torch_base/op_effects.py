@@ -33,7 +33,7 @@ class Effect(Flag):
     EFFECT = auto()
     """Has side effects outside of the graph."""
     CHECK = auto()
-    """Only raises or passes, so checks can be reordered."""
+    """Only raises or passes; its order among other checks does not matter."""
     MODE = auto()
     """Changes the mode of all later nodes (gradient mode, autocast)."""
 

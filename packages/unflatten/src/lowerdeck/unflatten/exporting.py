@@ -44,10 +44,8 @@ def export_preserving(
     container, or that is called in a branch: ``swappable()`` lists these modules.
 
     Args:
-        model: As for ``torch.export.export``.
+        model: The module; it and the other arguments are as for ``torch.export.export``.
         **options: Further options of ``torch.export.export``.
-
-
 
     Raises:
         UnsupportedProgramError: ``model`` is not a module, or the options have
@@ -216,9 +214,9 @@ def _store_note(program: ExportedProgram, key: str, notes: Mapping[str, Any]) ->
 
 
 def _drop_aliases(program: ExportedProgram) -> None:
-    """Erase aliases that decomposition would drop: unused ones and those of mutated memory.
+    """Erase pass-through aliases (``is_pass_through``) that decomposition would drop.
 
-    A mutated argument that is not used after its module returned it is marked as a result.
+    These are unused ones and those of mutated memory. A mutated argument that is not used after its module returned it is marked as a result.
     """
     graphs = [module.graph for module in graphs_of(program.graph_module)]
     aliases = [(graph, node) for graph in graphs for node in graph.nodes if is_pass_through(node)]

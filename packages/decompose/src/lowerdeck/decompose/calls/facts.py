@@ -57,7 +57,7 @@ class TensorFacts:
         """Return a new fake tensor with these facts, but without requires_grad.
 
         Args:
-            fakes: Factory of the program's fake mode.
+            fakes: Creates fake tensors in the mode of the program.
         """
         return fakes.empty(self.shape, self.stride, self.dtype, self.device)
 
@@ -65,7 +65,7 @@ class TensorFacts:
         """Return a new fake tensor as input of a trace.
 
         Args:
-            fakes: Factory of the program's fake mode.
+            fakes: Creates fake tensors in the mode of the program.
         """
         tensor: torch.Tensor = self.fake(fakes)
         return tensor.requires_grad_() if self.requires_grad else tensor

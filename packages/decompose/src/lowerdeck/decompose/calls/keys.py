@@ -56,7 +56,7 @@ class Call:
         """Return inputs for a trace: new fake tensors and the call's symbols.
 
         Args:
-            fakes: Factory of the program's fake mode.
+            fakes: Creates fake tensors in the program's fake mode.
         """
         return [
             facts.input_fake(fakes) if isinstance(facts, TensorFacts) else facts

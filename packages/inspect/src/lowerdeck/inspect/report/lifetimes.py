@@ -32,7 +32,7 @@ class Block:
         born: First instruction that uses it, or that wrote the bytes of a view; 0 for inputs and
             state.
         dies: Last instruction that uses it; the method's last for outputs and state.
-        sources: The tensors that wrote the bytes of a view without an instruction.
+        sources: For views that no instruction creates: the tensors that wrote their bytes.
     """
 
     value: int

@@ -37,9 +37,9 @@ class Cut:
         label: Its name in errors: the tag, and the nested graph if any.
         owner: The graph that it was moved out of; None for a whole program.
         call: The node of ``owner`` that calls it; None for a whole program.
-        owned: Input specs of the program for the tensors that it owns, by node name.
-        mutated: Output specs of the program for the mutations that it performs, by the name of the
-            node with the new value.
+        owned: The owner's input specs of the tensors that it owns, by the owner's node name.
+        mutated: The owner's output specs of the mutations that it performs, by the name of the
+            owner's node with the new value.
     """
 
     backend_id: str

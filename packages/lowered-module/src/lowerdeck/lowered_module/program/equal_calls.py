@@ -67,7 +67,7 @@ def _key(node: Node) -> Any:
 
 
 _OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
-"""Arguments that affect only the dtype of the result, which is compared itself."""
+"""Ignored arguments: the result's dtype is compared, the others are equal in a program."""
 
 
 def _frozen(argument: Any) -> Any:

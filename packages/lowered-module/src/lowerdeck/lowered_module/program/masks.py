@@ -302,7 +302,7 @@ def _combined(target: Any, first: Line, other: Line) -> Line | None:
 
 
 def _joined(parts: Sequence[Any], axis: int, facts: Mapping[Any, Any]) -> Line | None:
-    """Return the line of one number in front of others."""
+    """Return the line of a number joined with a line that continues it; None for others."""
     lines = [facts.get(part) for part in parts]
     match lines:
         case [Line(step=0) as head, Line() as line] if is_one(shape_of(parts[0])[axis]):

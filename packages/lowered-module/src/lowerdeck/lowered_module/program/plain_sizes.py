@@ -33,7 +33,7 @@ def with_plain_sizes(program: ExportedProgram) -> ExportedProgram:
 
 
 def _padding_of(node: Node) -> tuple[Node, int] | None:
-    """Return the size and the multiple of a padding; None if it is not padding."""
+    """Return ``(size, n)`` if ``node`` computes ``(n - size % n) % n``, else None."""
     match node:
         case Node(
             target=operator.mod,

@@ -240,7 +240,7 @@ class StateCopies:
 
 
 def give_own_state(program: ExportedProgram) -> None:
-    """Make ``program`` use the copies, in place."""
+    """Replace the mutable tensors of ``program`` by its own copies, in place."""
     if new_values(program):
         copies = StateCopies([program])
         set_program_parts(

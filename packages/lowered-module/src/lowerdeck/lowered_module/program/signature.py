@@ -100,7 +100,7 @@ def sub_program(
     Args:
         submodule: The partition's graph module, changed in place.
         owning_program: The program that contains the partition.
-        mine: Names of the partition's owned placeholders; those of other kinds are ignored.
+        mine: The partition's owned placeholders; those of other kinds are ignored.
         call: The owner's call of the partition.
         index: Index of the owner's signature, shared by all partitions.
 

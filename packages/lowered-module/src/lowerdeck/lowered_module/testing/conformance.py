@@ -198,7 +198,7 @@ def _compare(
     state_of: Callable[[], Mapping[str, torch.Tensor]],
     tolerance: float,
 ) -> None:
-    """Compare dtypes, and elements with a relative tolerance."""
+    """Compare dtypes, and elements with an absolute and relative tolerance."""
     calls, state = call_in_eager(sample.module, sample.inputs, {})
     for name, number, value, expected in pair_values(calls, run, state, state_of):
         where = f"{name} differs from eager's in call {number} of {len(calls)}"

@@ -95,7 +95,7 @@ def view(source: torch.Tensor, sizes: Sequence[int], out: torch.Tensor, spec: Te
 
 
 def copy_index(out: torch.Tensor, row: torch.Tensor, index: int, spec: TensorSpec) -> None:
-    """Write ``row`` as row ``index`` of ``out``, which grows to ``index + 1`` rows."""
+    """Write ``row`` as row ``index`` of ``out``; resize dynamic ``out`` to ``index + 1`` rows."""
     if index < 0:
         raise ExecutionError(f"invalid row index {index}")
     if spec.dynamic:

@@ -164,8 +164,8 @@ def make_tensor(
         return _from_bytes(spec, data if data is not None else memoryview(b""))
     if not 0 < spec.memory_id < len(arenas):
         raise ProgramError(
-            f"value {spec.index} is in memory {spec.memory_id}; the method has "
-            f"{len(arenas) - 1} (ids start at 1)"
+            f"value {spec.index} has memory id {spec.memory_id}, but the method has "
+            f"{len(arenas) - 1} planned memories (ids start at 1)"
         )
     arena = arenas[spec.memory_id]
     tensor = arena.view(spec.dtype, spec.sizes, spec.dim_order, spec.offset)

@@ -60,7 +60,8 @@ class Container:
         """
         if index >= len(segments):
             raise SegmentError(
-                f"found segment {index}, expected one of {len(segments)}", field=field
+                f"found segment index {index}, but the file has {len(segments)} segments",
+                field=field,
             )
         self.check_segment(index, segments[index])
         start = self.segment_base + segments[index].offset

@@ -71,7 +71,7 @@ _MOVES = (XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.STAT
 
 
 def _mergeable_move(graph: XnnGraph) -> XnnNode | None:
-    """Return a copy node that is the only user of its kind of node, or equals an earlier node.
+    """Return a copy node that is the only user of another one, or equals an earlier node.
 
     Returns:
         The first such node, or None.

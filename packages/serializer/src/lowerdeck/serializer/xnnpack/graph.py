@@ -53,7 +53,7 @@ class XnnEncoding:
 
     @property
     def scale(self) -> float:
-        """The scale of the whole tensor, 0 if there is none."""
+        """The scale of the tensor, or the first of several; 0 if the graph stores none."""
         return self.scales[0] if self.scales else 0.0
 
     @property
