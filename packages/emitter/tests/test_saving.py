@@ -127,7 +127,7 @@ def test_a_weight_of_several_methods_has_one_file() -> None:
     def differs(node: Node) -> str | None:
         return "one" if node.graph is first else "other"
 
-    with pytest.raises(EmitterError, match="in another method, which reads the same"):
+    with pytest.raises(EmitterError, match="for the same weight in another method"):
         emit(programs, config=EmitConfig(external_constants=differs))
 
 

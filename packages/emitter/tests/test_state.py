@@ -107,7 +107,7 @@ def test_methods_saved_apart_share_what_is_named(
     ("modules", "share", "message"),
     [
         ((Keeps(X * 1), Keeps(X + 1)), False, "'kept' of method 'one' and 'kept' of method 'two'"),
-        ((Keeps(X * 1), Keeps(X + 1)), True, "begin with other values"),
+        ((Keeps(X * 1), Keeps(X + 1)), True, "initial values differ"),
         ((Keeps(X * 1), Keeps(X * 1, reads=True)), False, r"shared_state=\['kept'\]"),
         ((Keeps(X * 1), Keeps(X.repeat(4, 1))), True, r"shape \(4,\).*shape \(4, 4\)"),
         (

@@ -1,4 +1,4 @@
-"""Turn an ExportedProgram into a Program that the official ExecuTorch runtime runs."""
+"""Emit an ExportedProgram as a Program for the official ExecuTorch runtime."""
 
 from lowerdeck.emitter.bounds import Bounds, bounded
 from lowerdeck.emitter.config import EmitConfig

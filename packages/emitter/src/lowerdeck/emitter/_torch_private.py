@@ -1,4 +1,4 @@
-"""Private names of torch that this package uses, each with a test."""
+"""Private torch APIs that this package uses, each with a test."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def overload_packet(operator: OpOverload) -> OpOverloadPacket:
 
 
 def number_functions() -> dict[Callable[..., Any], OpOverload]:
-    """Return torch's functions of symbolic numbers, each with its tensor operator."""
+    """Return torch's unary functions on symbolic numbers, mapped to tensor operators."""
     aten = torch.ops.aten
     kernels: dict[Callable[..., Any], OpOverload] = {torch.sym_sqrt: aten.sqrt.default}
     names = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
@@ -55,13 +55,13 @@ def number_functions() -> dict[Callable[..., Any], OpOverload]:
 
 @contextmanager
 def inferring_shapes(mode: Any) -> Iterator[None]:
-    """Compute with a program's fake tensors without adding guards on its sizes.
+    """Run operators on a program's fake tensors without adding guards on its sizes.
 
-    Some operators, padding among them, have a symbolic shape rule in Python only. Otherwise they
-    ask for sizes as numbers, which specializes symbols of the program's shape environment.
+    Some operators, such as padding, have a symbolic shape rule only in Python. Without the Python
+    dispatcher they read sizes as integers, which specializes symbols.
 
     Args:
-        mode: The FakeTensorMode of the tensors; None if there are none.
+        mode: The tensors' FakeTensorMode; None if there are no tensors.
     """
     shape_env = getattr(mode, "shape_env", None)
     suppressed = nullcontext() if shape_env is None else shape_env.suppress_guards()
@@ -73,13 +73,13 @@ def is_known(truth: Any) -> bool:
     """Return whether ``truth`` holds for all sizes, without adding a guard."""
     if isinstance(truth, bool):
         return truth
-    # Whoever created a symbolic number has loaded this module. Importing it here would load sympy,
-    # which takes 0.3 s, in every process.
+    # Creating a symbolic number imports this module. Importing it at the top would load sympy in
+    # every process, which takes 0.3 s.
     return bool(torch.fx.experimental.symbolic_shapes.statically_known_true(truth))
 
 
 def dimension_names(size: Any) -> dict[str, str]:
-    """Return the user's names of dynamic dimensions, by the symbol's text.
+    """Return the user's names of dynamic dimensions, keyed by the symbol's name.
 
     Args:
         size: Any size of the program.
@@ -94,7 +94,7 @@ def dimension_names(size: Any) -> dict[str, str]:
 
 
 def untraced() -> AbstractContextManager[Any]:
-    """Return a context in which arithmetic on sizes is not recorded.
+    """Return a context in which arithmetic on sizes is not traced.
 
     Symbols of an earlier trace are undefined in this one.
     """
@@ -110,6 +110,6 @@ def current_result() -> Any:
 def reference_decompositions(
     targets: Sequence[OpOverload],
 ) -> dict[OperatorBase, Callable[..., Any]]:
-    """Return torch's own decompositions of operators, from its reference implementations."""
+    """Return torch's decompositions of the operators."""
     rules: dict[OperatorBase, Callable[..., Any]] = dict(get_decompositions(targets))
     return rules

@@ -21,29 +21,29 @@ from lowerdeck.torch_base import (
 )
 
 Bounds: TypeAlias = int | Mapping[str, int | Mapping[int, int]]
-"""Largest sizes: one for all input dimensions without an upper bound, or some by name.
+"""Upper bounds: one number for all unbounded input dimensions, or a mapping by name.
 
-A name is that of a dimension (``torch.export.Dim``'s, a symbol such as ``s77``, or ``x_0`` for
-dimension 0 of the input ``x``), of a size that depends on data (its symbol, ``u0``), or of an
-input whose sizes are given by dimension: ``{"batch": 8, "tokens": {1: 512}}``.
+A key is the name of a dimension (of its ``torch.export.Dim``, a symbol such as ``s77``, or ``x_0``
+for dimension 0 of input ``x``), the symbol of a data-dependent size (``u0``), or an input with a
+mapping of its dimensions: ``{"batch": 8, "tokens": {1: 512}}``.
 """
 
 
 def bounded(
     programs: Mapping[str, ExportedProgram], bounds: Bounds | None
 ) -> dict[str, ExportedProgram]:
-    """Return programs whose dynamic dimensions have upper bounds; the given ones are unchanged.
+    """Return copies of programs with upper bounds for dynamic dimensions.
 
-    Sizes that depend on data are bounded by what they count (``nonzero``, masks) and by what the
-    program asserts (``torch._check(n <= x.shape[0])``, sizes of a split with a known sum).
+    Data-dependent sizes are bounded by the numel of masks and ``nonzero`` inputs, and by
+    assertions (``torch._check(n <= x.shape[0])``, sizes of a split with a known sum).
 
     Args:
-        programs: The program of each method. They share graphs and tensors with the results.
-        bounds: The largest sizes; None for those that the programs have.
+        programs: The program of each method; the results share their graphs and tensors.
+        bounds: The upper bounds; None to keep those of the programs.
 
     Raises:
         EmitterError: A bound is not a positive integer, is outside of the program's range, or
-            is of a dimension that no program has.
+            names an unknown dimension.
 
     Example:
         >>> import torch
@@ -77,11 +77,7 @@ def bounded(
 
 
 def names_of(graph: Graph) -> dict[str, str]:
-    """Return the names of dynamic dimensions by symbol: the user's, else by input and position.
-
-    Args:
-        graph: The graph of a program.
-    """
+    """Return the name of each symbol: the user's ``Dim`` name, or else input and position."""
     names: dict[str, str] = {}
     for node, dim, size in _dynamic_dimensions(graph):
         symbol = str(expression_of(size))
@@ -103,7 +99,7 @@ def _check_numbers(bounds: Bounds) -> None:
 
 
 def _dynamic_dimensions(graph: Graph) -> Iterator[tuple[Node, int, Any]]:
-    """Yield the dimensions of inputs that are plain symbols."""
+    """Yield input dimensions whose size is a single symbol: placeholder, dimension, size."""
     for node in graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         for dim, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
@@ -155,7 +151,7 @@ def _bounded(
 
 
 _ATEN = torch.ops.aten
-# They select elements by a mask, at most all of them.
+# Operators that select elements by a mask.
 _PICK = frozenset({_ATEN.nonzero.default, _ATEN.where.default, _ATEN.index.Tensor})
 
 
@@ -172,7 +168,7 @@ def _bound_data_dependent_sizes(graph: Graph, ranges: dict[Any, Any]) -> None:
 
 
 def _most_picked(node: Node, ranges: Mapping[Any, Any]) -> int | None:
-    """Return the largest number of elements that the masks of a call select."""
+    """Return an upper bound on the number of elements that the masks of a call select."""
     is_index = node.target is _ATEN.index.Tensor
     indices: Any = node.args[1] if is_index else node.args
     values = [node.meta["val"] for node in indices if isinstance(node, Node)]
@@ -190,11 +186,11 @@ def _elements(tensor: torch.Tensor, ranges: Mapping[Any, Any]) -> int | None:
 
 
 def _solved(condition: Any, symbol: Any, ranges: Mapping[Any, Any]) -> int | None:
-    """Return the upper bound of a symbol in a linear condition; None without one."""
+    """Return the upper bound that a linear condition implies for a symbol, or None."""
     operator = getattr(condition, "rel_op", "")
     if operator not in {"<=", "<", ">=", ">", "=="}:
         return None
-    # The difference is at most 0, or at most -1.
+    # Normalize to ``difference <= 0``.
     difference = (condition.lhs - condition.rhs).expand()
     difference = -difference if operator in {">=", ">"} else difference
     difference += int(operator in {"<", ">"})

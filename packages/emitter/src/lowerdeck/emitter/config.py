@@ -19,30 +19,29 @@ class EmitConfig:
     """Settings of :func:`lowerdeck.emitter.emit`; the defaults suit the official runtime.
 
     Attributes:
-        kernels: The kernels that the target runtime registers.
-        custom_kernels: Further kernels by full name, such as ``"mylib::fused_gelu.out"``,
-            of operators with an out-variant in torch. ``"*"`` stands for all but those of ATen,
-            whose tensors then have the layouts that the program records.
-        decompositions: Decompositions to add to those of the emitter, which they override.
-        constant_methods: Values that additional methods return, such as
+        kernels: Kernels of the target runtime.
+        custom_kernels: Full names of further out-variant kernels, such as
+            ``"mylib::fused_gelu.out"``. ``"*"`` allows all operators outside of ATen; their
+            tensors have the layouts that the program records.
+        decompositions: Additional decompositions; they override those of the emitter.
+        constant_methods: Additional methods that return a constant, such as
             ``{"get_max_seq_len": 128}``.
-        bounds: Upper bounds of dynamic dimensions, for which memory is planned; see
+        bounds: Upper bounds of dynamic dimensions, for memory planning; see
             :data:`lowerdeck.emitter.Bounds`.
         memory_planner: Places the activations; see :data:`lowerdeck.emitter.MemoryPlanner`.
-        plan_inputs: Whether inputs get planned memory; else the caller must bring it. One answer
-            for all methods, or one for each by its name; methods without one have them planned.
-        plan_outputs: The same of outputs.
-        zeroed_memory: Whether the target fills planned memory with zeros before the first call,
-            so that the zeros of a mutable buffer need not be in the file.
-        weights_file: Stem of a `.ptd` file that parameters, buffers and the named data of
-            delegates (such as their weights) go to, None to keep them in the `.pte`.
-        external_constants: Chooses weight by weight: takes the placeholder of a parameter or
-            buffer in the program that is emitted, and returns the stem of the `.ptd` file that it
-            goes to, or None for the `.pte`. It is not asked about state that changes, nor about
-            the named data of delegates, whose backends choose. Not together with ``weights_file``.
-        weight_names: Whether weights carry their names in the model, for tools such as `lowerdeck
-            inspect`; some 50 bytes for each.
-        stack_traces: Whether each instruction carries the stack trace of the user's code.
+        plan_inputs: Whether inputs get planned memory; otherwise the caller must provide it. One
+            bool for all methods, or a mapping by method name with default True.
+        plan_outputs: The same for outputs.
+        zeroed_memory: Whether the target zero-fills planned memory before the first call, so that
+            zero-initialized mutable buffers need no data in the file.
+        weights_file: Stem of the `.ptd` file for parameters, buffers and the named data of
+            delegates (such as their weights); None to keep them in the `.pte`.
+        external_constants: Returns the stem of the `.ptd` file for the placeholder of a parameter
+            or buffer, or None for the `.pte`. Not called for mutable state, nor for named data of
+            delegates, whose backends choose. Excludes ``weights_file``.
+        weight_names: Whether to store the fully qualified names of weights, for tools such as
+            `lowerdeck inspect`; about 50 bytes each.
+        stack_traces: Whether to store a stack trace of the user's code for each instruction.
     """
 
     kernels: KernelTable = OFFICIAL_KERNELS

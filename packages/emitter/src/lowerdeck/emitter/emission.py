@@ -49,27 +49,26 @@ def emit(
     config: EmitConfig | None = None,
     shared_state: SharedState = (),
 ) -> EmittedProgram:
-    """Return the program that the official runtime runs for ``programs``.
+    """Return an executable program for the official runtime.
 
     Args:
         programs: One exported program, which becomes the method ``forward``, or several by
             method name. None of them is changed.
         config: Settings; the defaults suit the official runtime.
-        shared_state: Names of mutable buffers that are one state in all methods that have them,
-            although their memories differ, as after saving and loading methods separately. An
-            entry is a name, or a tuple of names where one state has several
-            (``[("cache", "decoder.cache")]``); True means each name by itself. Buffers in one
-            memory are one state whatever they are called, so a name that only one of them has
-            brings the others of its memory along. In the official runtime methods share state only
-            in a C++ ``Module`` made with ``share_memory_arenas``: its Python binding gives each
-            method separate memory.
+        shared_state: Names of mutable buffers that all methods share as one state although their
+            memory differs, as after saving and loading methods separately. An entry is a name, or
+            a tuple of the names of one state (``[("cache", "decoder.cache")]``); True shares all
+            buffers of equal names. Buffers that alias are always one state, so one of their names
+            selects all of them. In the official runtime methods share state only in a C++
+            ``Module`` created with ``share_memory_arenas``: the Python binding gives each method
+            separate memory.
 
     Raises:
         EmitterError: If the settings contradict each other or the programs.
-        DecompositionError: If torch cannot take the program apart.
+        DecompositionError: If torch cannot decompose the program.
         MissingKernelError: If the runtime lacks a kernel; all missing ones are named.
         UnboundedSizeError: If a size has no upper bound.
-        UnsupportedError: If the program holds something that the format cannot express.
+        UnsupportedError: If the format cannot express a part of the program.
 
     Example:
         >>> import torch
@@ -86,7 +85,7 @@ def emit(
         for name, program in by_name.items()
     }
     by_name = bounded(by_name, settings.bounds)
-    # A file has no device, and constants are folded on the CPU.
+    # The file format has no devices, and constants are folded on the CPU.
     by_name = methods_on_cpu(by_name)
     emission = _Emission(settings, by_name, SharedNames.of(shared_state))
     for name in sorted(by_name):
@@ -127,7 +126,8 @@ class _Emission:
         self._decomposed = {
             name: decompose(exported, settings) for name, exported in programs.items()
         }
-        # A buffer has one offset in all methods: find all states before reading any method.
+        # A shared buffer has the same offset in all methods: find all states before reading any
+        # method.
         self._views = find_states(self._decomposed, shared_state)
         check_delegate_constants(self._decomposed)
         self._handles = unused_handles(programs.values())
@@ -145,20 +145,20 @@ class _Emission:
                 states=self._views,
             )
         except UnboundedSizeError:
-            # A bound does not help an operator that has no kernel.
+            # Report a missing kernel first: a size bound would not help.
             require_kernels(self._decomposed[name].graph_module, settings.table)
             raise
         stem_of = self._stems(name)
         run_passes(method, settings, stem_of)
         code = linearize(method, plan_outputs=_for_method(settings.plan_outputs, name))
-        # Between the two: whether an input is dead is known once the steps have their order, and
-        # what is written in place needs no additional bytes in the plan.
+        # After linearizing, which fixes the order that liveness depends on, and before planning,
+        # so that in-place results need no additional memory.
         write_in_place(code, settings.table)
         sizes = plan_memory(code, settings.memory_planner)
         self._prepared[name] = _PreparedMethod(method, code, sizes, stem_of)
 
     def add_methods(self) -> None:
-        """Add the prepared methods, with their state in one memory."""
+        """Add the prepared methods, with all mutable state in one planned memory."""
         methods = self._prepared.items()
         memory_id = max((len(program.sizes) for _, program in methods), default=0)
         for name, program in methods:
@@ -237,7 +237,7 @@ def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) 
     twice = sorted(set(programs) & set(settings.constant_methods))
     if twice:
         raise EmitterError(
-            f"found {twice} both as methods and as constant methods; rename one of each pair"
+            f"found {twice} both as methods and as constant methods; rename one of each"
         )
     for name, exported in programs.items():
         method: object = name

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class EmitterError(Exception):
-    """Base of every error that ``lowerdeck.emitter`` raises on purpose.
+    """Base class of the errors of ``lowerdeck.emitter``.
 
     Attributes:
         exit_status: Exit status of a ``lowerdeck`` command that raises it: 3 if the program cannot
@@ -19,7 +19,7 @@ class EmitterError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MissingKernel:
-    """One operator that the runtime cannot run.
+    """An operator without a kernel.
 
     Attributes:
         operator: Name of the operator in the graph, such as ``"aten.sort.default"``.
@@ -62,7 +62,7 @@ class DecompositionError(EmitterError):
 
 
 class UnsupportedError(EmitterError):
-    """The program asks for something that the file format or the runtime cannot express."""
+    """The file format or the runtime does not support a part of the program."""
 
 
 class UnboundedSizeError(EmitterError):
@@ -70,8 +70,8 @@ class UnboundedSizeError(EmitterError):
 
 
 class InvalidDelegateError(EmitterError):
-    """A lowered module lacks something that the delegate protocol demands."""
+    """A lowered module does not follow the delegate protocol."""
 
 
 class MemoryPlanError(EmitterError):
-    """A memory plan lets two live values overlap, or leaves one out."""
+    """In a memory plan two live values overlap, or one is missing."""

@@ -24,7 +24,7 @@ class EmittedProgram:
     """A program for the runtime, with debug maps for tools.
 
     Attributes:
-        program: The program as plain data; constants are views on the tensors' own memory.
+        program: The program as plain data; constants are views of the tensors' memory.
         debug_handle_map: For each method, the source of each instruction, by its index.
         delegate_debug_maps: For each method, the debug map of each delegate call, by the index of
             its instruction.
@@ -37,7 +37,7 @@ class EmittedProgram:
     named_data: NamedDataStore = field(default_factory=NamedDataStore)
 
     def __repr__(self) -> str:
-        """Return the methods with their numbers of instructions, without weights."""
+        """Return the methods with their instruction counts."""
         methods_shown = [
             f"{plan.name}: {sum(len(chain.instructions) for chain in plan.chains)} instructions"
             for plan in self.program.execution_plan
@@ -46,7 +46,7 @@ class EmittedProgram:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The names of the methods, in the order of the file."""
+        """The names of the methods, in file order."""
         return tuple(plan.name for plan in self.program.execution_plan)
 
     @property
@@ -67,8 +67,8 @@ class EmittedProgram:
     def save(self, path: str | os.PathLike[str], **options: Any) -> int:
         """Write the `.pte` file and its `.ptd` files, without copying weights.
 
-        A crash leaves the old files, the new ones, or no `.pte` file, but never one with the data
-        of another.
+        A crash leaves the old files, the new ones, or no `.pte` file, but never a `.pte` with
+        mismatched data files.
 
         Args:
             path: Path of the program.
@@ -83,7 +83,7 @@ class EmittedProgram:
         """
         named = self.named_data.get_named_data_store_output()
         if not external_data(named):
-            # This may be a device or a pipe, which have no folder for data.
+            # The path may be a device or a pipe, which has no folder for data files.
             return write_pte(self.program, path, named_data=named, **options)
         write_model(self.program, path, named_data=named, **options)
         return Path(path).stat().st_size

@@ -16,16 +16,15 @@ from torch.export.graph_signature import ExportGraphSignature
 class TracedProgram:
     """A functional graph with its signature and its tensors.
 
-    torch's own class verifies its parts, and rejects a correct graph in which two buffers get the
-    same new value; a graph that stays in the emitter needs no second verification.
+    ``ExportedProgram`` verifies its parts, and rejects a valid graph in which two buffers get the
+    same new value; the emitter's graphs need no second verification.
 
     Attributes:
         graph_module: The graph, with nested control flow.
         graph_signature: The kind of each input and output.
         state_dict: Parameters and persistent buffers.
         call_spec: Pytree specs of the inputs and outputs.
-        ranges: The least and the largest value of each symbol, as the user gave them: torch
-            assumes at least 2 while it traces.
+        ranges: Range of each symbol, as set by the user: while tracing, torch assumes at least 2.
     """
 
     graph_module: fx.GraphModule

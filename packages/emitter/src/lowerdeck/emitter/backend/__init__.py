@@ -1,4 +1,4 @@
-"""Lower the functional form to the instructions and values of a program."""
+"""Lower the functional IR to the instructions and values of a program."""
 
 from lowerdeck.emitter.backend.build_plan import PlanBuilder
 from lowerdeck.emitter.backend.constant_methods import constant_plan

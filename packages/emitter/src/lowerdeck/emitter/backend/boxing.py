@@ -27,7 +27,7 @@ _LISTS: dict[str, tuple[Any, Any]] = {
     "number": (DoubleList, float),
     "bool": (BoolList, bool),
 }
-"""Classes of lists in the file format by the types of their items, with conversions of these."""
+"""File-format class and item conversion for each list type of a schema."""
 _MEMORY_FORMAT_NUMBERS = {form: number for number, form in torch_base.MEMORY_FORMATS.items()}
 
 
@@ -72,7 +72,7 @@ def literal(argument: Any) -> bool | int | float | str | None:
     """Return a literal argument as the runtime represents it: enumerations are integers.
 
     Raises:
-        UnsupportedError: If the runtime has nothing of the kind.
+        UnsupportedError: If the runtime has no counterpart.
     """
     if argument is None or isinstance(argument, (bool, int, float, str)):
         return argument

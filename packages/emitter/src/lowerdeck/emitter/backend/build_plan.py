@@ -49,11 +49,11 @@ class PlanBuilder:
     """Builds the execution plan of one method.
 
     Args:
-        constants: The constants of the program, added to.
-        states: The initial values of mutable buffers, added to.
-        delegates: The delegates' bytes, added to.
-        weights: Takes parameters and buffers that go to other files; None when all stay.
-        names: Whether constants carry the names that they have in the model.
+        constants: The program's constants; extended.
+        states: Initial values of mutable buffers; extended.
+        delegates: The delegates' bytes; extended.
+        weights: Store for parameters and buffers in other files; None if all stay in the program.
+        names: Whether constants keep their fully qualified names.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PlanBuilder:
         """Return the plan for ``code``.
 
         Args:
-            code: Steps whose storages are placed.
+            code: Steps with planned storages.
             sizes: Size of each planned memory; entry 0 is reserved.
         """
         inputs = [self._index(value, fresh=True) for value in code.inputs]
@@ -99,10 +99,10 @@ class PlanBuilder:
         )
 
     def _add_initial_values(self, states: Sequence[TensorValue]) -> None:
-        """Set the initial value of states that the steps only write.
+        """Set the initial values of states that the steps write but never read.
 
-        A kernel that writes a part of its argument has one value for the result, which may be the
-        only one in the value table.
+        A kernel that mutates part of a state has a separate value for the result, so the state
+        itself may be missing from the value table.
         """
         for state in states:
             if root_of(state)[0] is state and state.constant is not None:
@@ -132,7 +132,7 @@ class PlanBuilder:
         return self._operators.setdefault((name, overload), len(self._operators))
 
     def _delegate(self, step: DelegateStep) -> int:
-        # The steps keep the modules alive; they need not be hashable.
+        # Keyed by id: the steps keep the modules alive, which may be unhashable.
         key = id(step.module)
         if key not in self._delegate_index:
             self._delegate_index[key] = len(self._plan_delegates)
@@ -207,8 +207,8 @@ class PlanBuilder:
                 return self._external_index(value, name)
         buffer = self._constants.index_of(data)
         named = self._names and len(data) == root.nbytes
-        # Equal bytes are stored once, but each name has a separate entry: without it, names of
-        # layers with equal initial weights would be lost.
+        # Equal bytes are stored once, but each module has a separate entry, so that layers with
+        # equal initial weights keep their names.
         module = root.key.rpartition(".")[0] if named else ""
         key = ("constant", buffer, value.dtype, value.sizes, value.dim_order, module)
         if key not in self._by_key:
@@ -236,8 +236,8 @@ class PlanBuilder:
         key = ("planned", storage, offset, value.dtype, value.sizes, value.dim_order)
         if root.grows and root is not value and _alike(value, root):
             return self._tensor_index(root)
-        # Dynamic tensors have a separate entry for each name, and so do their views: the runtime
-        # resizes an entry in place, so two results must not share one.
+        # Dynamic tensors and their views never share an entry: the runtime resizes entries in
+        # place.
         shared = not any(v.dynamic or v.grows for v in (value, root))
         if shared and key in self._by_key:
             return self._by_key[key]

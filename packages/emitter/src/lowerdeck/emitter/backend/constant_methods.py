@@ -26,7 +26,7 @@ def constant_plan(name: str, result: Any, constants: ConstantPool) -> ExecutionP
     Args:
         name: Name of the method.
         result: A number, bool, text, None or tensor, or a pytree of those.
-        constants: The constants of the program, added to.
+        constants: The program's constants; extended.
 
     Raises:
         UnsupportedError: If a leaf of ``result`` is of another type.

@@ -23,7 +23,7 @@ class InstructionSource:
     Attributes:
         handles: Debug handles of its nodes.
         operator: A kernel's full name, a backend's id, or ``"move"``, ``"jump"``.
-        node: Name of the node in the caller's program, "" for what the emitter added.
+        node: Name of the node in the caller's program, "" for steps that the emitter added.
         source_line: ``File "...", line N, in f``, "" when unknown.
         module_path: The module's path, such as ``"layers.0.attention"``, "" when unknown.
         results: Number of tensors that it computes.
@@ -44,7 +44,7 @@ class DelegateSource:
     Attributes:
         handles: Debug handles of the call itself.
         debug_handle_map: The backend's own map, from its identifiers to debug handles.
-        sources: Where each node inside the delegate comes from, by its debug handle.
+        sources: Source of each node inside the delegate, by its debug handle.
     """
 
     backend_id: str
@@ -58,7 +58,7 @@ class DebugTrace:
 
     Args:
         exported: The caller's program, before decomposition.
-        unused: Yields handles for nodes that have none.
+        unused: Yields unused handles, for nodes without one.
     """
 
     def __init__(self, exported: ExportedProgram, unused: Iterator[int]) -> None:
@@ -111,7 +111,7 @@ class DebugTrace:
 
 
 def unused_handles(programs: Iterable[ExportedProgram]) -> Iterator[int]:
-    """Return handles that no node of ``programs`` has."""
+    """Return an iterator of debug handles that no node of ``programs`` has."""
     highest = 0
     for exported in programs:
         for node in Provenance(exported).nodes:
@@ -122,7 +122,7 @@ def unused_handles(programs: Iterable[ExportedProgram]) -> Iterator[int]:
 
 
 def _inner_sources(exported: Any) -> dict[int, InstructionSource]:
-    """Return the sources of a delegate's original nodes, by their handles."""
+    """Return the source of each node of a delegate's original program, by debug handle."""
     if not isinstance(exported, ExportedProgram):
         return {}
     sources: dict[int, InstructionSource] = {}

@@ -48,7 +48,8 @@ class ExternalWeights:
         layout = TensorLayout(SCALAR_TYPES[value.dtype], list(value.sizes), list(value.dim_order))
         key = root.key
         if value is not root or not value.contiguous:
-            # The runtime compares shape and layout with the file, so each form has a separate key.
+            # The runtime compares shape and layout with the file, so each combination has its own
+            # key.
             form = "x".join(map(str, value.sizes))
             order = "".join(map(str, value.dim_order))
             key = f"{key}:{offset}:{form}:{order}:{value.dtype}"
@@ -57,11 +58,11 @@ class ExternalWeights:
 
 
 class ChosenFiles:
-    """The file of each parameter and buffer, as the caller's function chooses it.
+    """Files of parameters and buffers, chosen by the caller's function.
 
     Args:
-        choose: Takes the placeholder of a parameter or buffer in the caller's program, and
-            returns the stem of a `.ptd` file, or None.
+        choose: Returns the stem of a `.ptd` file, or None, for the placeholder of a parameter or
+            buffer.
     """
 
     def __init__(self, choose: Callable[[Node], str | None]) -> None:
@@ -69,7 +70,7 @@ class ChosenFiles:
         self._chosen: dict[str, str | None] = {}
 
     def of(self, method: str, program: ExportedProgram) -> Callable[[str], str | None]:
-        """Return a function from weights of one method to stems, which calls the user's once.
+        """Return a cached function from the weight names of one method to file stems.
 
         Args:
             method: Name of the method.
@@ -96,18 +97,14 @@ class ChosenFiles:
         if chosen != stem:
             raise EmitterError(
                 f"config: external_constants returned {stem!r} for {key!r} of method {method!r}, "
-                f"and {chosen!r} for it in another method, which reads the same: choose by what "
-                "both have in common, such as node.target"
+                f"and {chosen!r} for the same weight in another method: choose by a property "
+                "that both placeholders share, such as node.target"
             )
         return chosen
 
 
 def is_stem(value: object) -> bool:
-    """Return whether a value is a valid stem of a file name.
-
-    Args:
-        value: What the caller gave.
-    """
+    """Return whether a value is a valid stem of a file name."""
     return (
         isinstance(value, str) and bool(value) and "\0" not in value and Path(value).name == value
     )

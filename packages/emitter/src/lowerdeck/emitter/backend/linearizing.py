@@ -39,11 +39,11 @@ _SELECT = Kernel("aten::select_copy", "int_out")
 
 
 def linearize(method: Method, *, plan_outputs: bool = True) -> Code:
-    """Return the steps of a method whose kernels are selected, storages assigned.
+    """Return the steps of a method with selected kernels; assign storages to its values.
 
     Args:
-        method: The method; its blocks are read and not changed.
-        plan_outputs: Whether outputs get planned memory; else the caller brings it.
+        method: The method; its blocks are not changed.
+        plan_outputs: Whether outputs get planned memory; otherwise the caller provides it.
     """
     return _Linearizer(method, plan_outputs).run()
 
@@ -102,7 +102,7 @@ class _Linearizer:
             return
         value.storage = self._touch(value.base)
         self._sharers[value.storage] += 1
-        # The bound of a reshaped tensor may be less exact than that of its base.
+        # The size bound of a reshaped tensor may be looser than that of its base.
         root, offset = root_of(value)
         if root.constant is None:
             value.storage.nbytes = max(value.storage.nbytes, offset + value.nbytes)
@@ -130,12 +130,12 @@ class _Linearizer:
 
     def _call(self, call: Call) -> None:
         if call.kernel is None:
-            # A value that shares its base's memory.
+            # The result is a view that shares its base's memory.
             return
         args, outs = call.args, call.outs
         rewritten: list[Any] = outs[len(outs) - len(call.rewritten) :]
         for place, value in zip(call.rewritten, rewritten, strict=True):
-            # Separate memory, until the old content is known to be unread.
+            # Copy first; write_in_place removes the copy if the old content is not read later.
             self._copy(value, args[place], call.origin)
             args = [*args[:place], value, *args[place + 1 :]]
         own = outs[: len(outs) - len(rewritten)]
@@ -237,7 +237,7 @@ class _Linearizer:
     # Assignments
 
     def _assign(self, targets: Sequence[Any], sources: Sequence[Any], origin: Any) -> None:
-        """Assign all ``sources`` to ``targets`` in parallel: every source has its old value."""
+        """Assign ``sources`` to ``targets`` in parallel: each source is read before any write."""
         pairs = [
             (target, source)
             for target, source in zip(targets, sources, strict=True)
@@ -270,7 +270,7 @@ class _Linearizer:
             self._kernel(kernel, [source, False, order], [target], origin)
 
     def _write_back(self) -> list[Any]:
-        """Assign mutated buffers and inputs; return the outputs, kept from being overwritten."""
+        """Assign mutated buffers and inputs; return the outputs, copied if overwritten."""
         pairs = [(w.target, w.source) for w in self._method.write_backs]
         pairs = [(target, source) for target, source in pairs if target is not source]
         written = {self._touch(target) for target, _ in pairs}
@@ -278,7 +278,7 @@ class _Linearizer:
         kept: dict[TensorValue, TensorValue] = {}
         for value in self._method.outputs:
             if isinstance(value, TensorValue) and self._touch(value) in written:
-                # The old content of a buffer is needed: save it before it is overwritten.
+                # The output is the buffer's old content: copy it before the write.
                 if value not in kept:
                     kept[value] = value.like(f"{value.name}.old")
                     self._copy(kept[value], value, None)
@@ -300,7 +300,8 @@ class _Linearizer:
             if storage.role is Role.CALLER:
                 continue
             if storage.role is Role.ACTIVATION and self._sharers[storage] == 1:
-                # Nothing else uses its memory, so its kernel can write to the caller's.
+                # No other value shares its storage, so its kernel can write to the caller's
+                # memory.
                 storage.role = Role.CALLER
                 continue
             target = value.like(f"{value.name}.output")

@@ -22,7 +22,7 @@ def bicubic(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Any:
-    """Return a bicubic resize: each row and column is a weighted sum of others."""
+    """Return a bicubic resize: each output row and column is a weighted sum of input ones."""
     sizes = (*self.shape[-2:], *output_size)
     if not all(isinstance(size, int) for size in sizes) or self.dtype != torch.float32:
         return NotImplemented
@@ -101,7 +101,7 @@ def _scale(size: int, new: int, align_corners: bool, factor: float | None) -> fl
 
 
 def _weights(size: int, new: int, scale: float) -> torch.Tensor:
-    """Return the weights of the old pixels for each new one, shape (new, size)."""
+    """Return the interpolation matrix, shape (new, size)."""
     stretch = max(scale, 1.0)
     center = (torch.arange(new, dtype=torch.float32).unsqueeze(1) + 0.5) * scale
     position = torch.arange(size, dtype=torch.float32).unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Attention by the fewest kernels that its mask permits."""
+"""Decompose attention into the fewest kernels that its mask permits."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def attention(
 ) -> torch.Tensor:
     """Return ``aten.scaled_dot_product_attention`` as matrix products and a softmax.
 
-    torch's decomposition guards every softmax against rows that are masked completely, with five
-    more kernels. Without a mask, and with the causal one, no such row exists.
+    torch's decomposition guards every softmax against fully masked rows, with five more kernels.
+    No row is fully masked without a mask or with the causal one.
 
     Args:
         query: Queries, shape (..., heads, length, features).
         key: Keys, shape (..., heads, source length, features).
         value: Values, shape (..., heads, source length, value features).
-        attn_mask: A bool mask of what may be seen, or numbers to add to the scores.
+        attn_mask: A bool mask, True where a query may attend, or a float mask added to the scores.
         dropout_p: Must be 0: an emitted program is for inference.
-        is_causal: Whether a query sees only keys up to its own position.
+        is_causal: Whether a query attends only to keys up to its own position.
         scale: Factor of the scores; 1 / sqrt(features) when None.
         enable_gqa: Whether several query heads share a key head.
     """

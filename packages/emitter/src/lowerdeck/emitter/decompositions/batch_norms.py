@@ -1,7 +1,7 @@
 """Batch norms in training mode.
 
-The kernel ``aten::var_mean`` accumulates sequentially in float32: a constant channel of 0.1 came
-out as 5e-4, and one with a mean of 1,000 deviations was 35 times less accurate than eager.
+The kernel ``aten::var_mean`` accumulates sequentially in float32: a constant channel of 0.1 got a
+variance of 5e-4, and one with a mean of 1,000 deviations was 35 times less accurate than eager.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def batch_norm(
     if bias is not None:
         result = result + bias.view(sizes)
     count = input.numel() / input.shape[1]
-    # Divided as tensors: for one number a channel the unbiased variance is NaN, as in eager.
+    # Divided as tensors: with one element per channel the unbiased variance is NaN, as in eager.
     unbiased = variance * count / (count - 1)
     of_channels = [statistic.reshape(-1) for statistic in (mean, scale, unbiased)]
     return (

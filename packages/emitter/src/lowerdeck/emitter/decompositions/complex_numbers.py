@@ -1,8 +1,8 @@
 """Decompositions of complex operators that have no kernel into real arithmetic.
 
-The runtime adds, multiplies, copies and concatenates complex tensors of one dtype; everything
-else is computed on pairs of real numbers. A complex number and a pair have the same bytes, so
-converting one to the other is free for static shapes.
+The runtime adds, multiplies, copies and concatenates complex tensors of one dtype; everything else
+is computed on pairs of real numbers. A complex number and such a pair have the same bytes, so
+conversions are free for static shapes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lowerdeck.torch_base import OpOverload, pytree
 
 _ATEN = torch.ops.aten
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-# Largest transform size: it multiplies by a square matrix of this many rows.
+# Largest transform size: the transform is a product with a square matrix of this size.
 _LONGEST = 4096
 
 
@@ -50,7 +50,7 @@ def _is_complex(number: Any) -> bool:
 
 
 def _runs(left: Any, right: Any) -> bool:
-    """Return whether a kernel takes both operands as they are."""
+    """Return whether the kernels support both operands directly."""
     tensors = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
     if not tensors or left.dtype != right.dtype:
         return False
@@ -63,7 +63,7 @@ def _varies(number: torch.Tensor) -> bool:
 
 
 def _adds(left: Any, right: Any) -> bool:
-    """Return whether the kernels of ``add`` and ``sub`` take both: they do not broadcast."""
+    """Return whether the kernels of ``add`` and ``sub`` support both: they do not broadcast."""
     return _runs(left, right) and left.shape == right.shape
 
 
@@ -83,11 +83,7 @@ def _multiplied(multiply: Callable[[Any, Any], Any], left: Any, right: Any) -> t
 
 
 def quotient(self: torch.Tensor, other: Any) -> Any:
-    """Return a quotient with at least one complex operand.
-
-    Args:
-        other: What it is divided by.
-    """
+    """Return a quotient with at least one complex operand."""
     if _runs(self, other):
         return NotImplemented
     (a, b), (c, d) = _parts(self), _parts(other)
@@ -98,11 +94,7 @@ def quotient(self: torch.Tensor, other: Any) -> Any:
 
 
 def reciprocal(self: torch.Tensor) -> Any:
-    """Return the reciprocal of complex numbers.
-
-    Args:
-        self: What it is divided by.
-    """
+    """Return the reciprocal of complex numbers."""
     real, imaginary = _parts(self)
     size = real * real + imaginary * imaginary
     return _joined(real / size, -imaginary / size)
@@ -225,11 +217,7 @@ def _on_pairs(change: Callable[..., torch.Tensor], *, fixed: bool = True) -> Cal
 
 
 def chosen(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> Any:
-    """Return ``where`` of complex tensors.
-
-    Args:
-        condition: Whether the first one is taken.
-    """
+    """Return ``where`` of complex tensors."""
     (a, b), (c, d) = _parts(self), _parts(other)
     return _joined(torch.where(condition, a, c), torch.where(condition, b, d))
 
@@ -300,7 +288,6 @@ def transform(self: torch.Tensor, dim: Sequence[int], normalization: int, forwar
         size *= length
         steps = torch.arange(length)
         turns = torch.outer(steps, steps) % length
-        # A dynamic length is an operand of its own.
         full = 2 * math.pi * (-1 if forward else 1)
         fixed = isinstance(length, int)
         turns = turns.to(real.dtype)
@@ -345,7 +332,8 @@ def _if_complex(rule: Callable[..., Any]) -> Callable[..., Any]:
     return of_complex
 
 
-# Moved as they are, unless the shape is dynamic: then they cannot alias pairs.
+# Operators that only move elements: they have complex kernels, but with a dynamic shape their
+# tensors cannot alias pairs.
 _MOVEMENTS = (
     *(_ATEN.unsqueeze.default, _ATEN.squeeze.dim, _ATEN.squeeze.dims, _ATEN.transpose.int),
     *(_ATEN.permute.default, _ATEN.view.default, _ATEN.expand.default, _ATEN.slice.Tensor),

@@ -14,7 +14,7 @@ _SMALLEST_TOKEN_SCALE = 1e-5
 
 
 def check_range(quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
-    """Check that a dtype holds the limits, as eager does; a cast would wrap around.
+    """Check that the limits fit the dtype, as eager does; a cast would wrap around.
 
     Args:
         dtype: The integer dtype.
@@ -23,7 +23,7 @@ def check_range(quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
         ValueError: A limit is out of the dtype's range.
     """
     if not (isinstance(quant_min, int) and isinstance(quant_max, int)):
-        return  # tensors that the program computes
+        return
     if dtype.is_floating_point:
         return
     limits = torch.iinfo(dtype)

@@ -12,7 +12,7 @@ from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 
-# Integer dtypes of the width of each floating dtype, which have the same sign bit.
+# Integer dtype of the same width for each floating dtype; the sign bits coincide.
 _BITS = {
     torch.float16: torch.int16,
     torch.bfloat16: torch.int16,
@@ -33,7 +33,7 @@ def copy_sign(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return ``copysign`` of two tensors.
 
     Args:
-        other: What the signs are taken from.
+        other: Source of the signs.
     """
     if not self.is_floating_point() and not other.is_floating_point():
         self = self.to(torch.float32)

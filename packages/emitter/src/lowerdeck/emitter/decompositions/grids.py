@@ -11,7 +11,7 @@ import torch
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
-# torch's numbers of the modes.
+# torch's enum values of the modes.
 _NEAREST = 1
 _ZEROS, _BORDER = 0, 1
 

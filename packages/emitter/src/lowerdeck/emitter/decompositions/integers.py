@@ -1,10 +1,9 @@
 """Exact integer arithmetic for operators whose kernels compute in float64.
 
 Above 2^53 float64 does not represent every integer, and results out of range become the smallest
-integer, where torch wraps around. In the runtime 1.4.1 products, sums of two tensors, floor
-division and sums over several dimensions are computed in integers. Powers, ``fmod``, truncating
-division, rounding and the sum over one dimension are not; that sum also accumulates float64 in
-float32.
+integer instead of wrapping around. In runtime 1.4.1 products, sums of two tensors, floor division
+and sums over several dimensions use integer arithmetic. Powers, ``fmod``, truncating division,
+rounding and the sum over one dimension do not; that sum also accumulates float64 in float32.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def power(self: torch.Tensor, exponent: float) -> Any:
     """Return ``pow`` of integers with a constant exponent, by repeated squaring.
 
     Args:
-        exponent: The exponent; torch rejects negative ones.
+        exponent: Non-negative; torch rejects others.
     """
     if not _is_integer(self) or type(exponent) is not int or exponent < 0:
         return NotImplemented
@@ -115,7 +114,6 @@ def numbers_from(
 
     Args:
         end: The end, exclusive.
-        step: The distance of two neighbours.
     """
     if type(start) is not int or abs(start) <= _EXACT or dtype not in (None, torch.int64):
         return NotImplemented
@@ -148,11 +146,7 @@ def _cut(number: Any, dtype: torch.dtype) -> Any:
 
 
 def remainder_of_number(self: float, other: torch.Tensor) -> torch.Tensor:
-    """Return ``remainder`` of a number and a tensor.
-
-    Args:
-        other: What it is divided by.
-    """
+    """Return ``remainder`` of a number and a tensor."""
     return torch.remainder(torch.full((), self, dtype=torch.result_type(self, other)), other)
 
 
@@ -168,7 +162,7 @@ def product(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
 def _floored(
     self: torch.Tensor, other: Any, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return floored quotient and remainder, and where truncation adds one to the quotient."""
+    """Return floored quotient, remainder, and where the truncated quotient is larger by one."""
     wide = self.to(dtype)
     quotient = torch.div(wide, other, rounding_mode="floor")
     remainder = wide - quotient * other
@@ -183,14 +177,14 @@ def _is_integer(tensor: torch.Tensor) -> bool:
 
 
 def _wide_type(self: torch.Tensor, other: Any) -> torch.dtype | None:
-    """Return int64 if the result is computed in it; float64 is exact for narrower integers."""
+    """Return int64 if the result has that dtype, else None: float64 is exact for others."""
     if isinstance(other, float | complex):
         return None
     return torch.int64 if torch.result_type(self, other) == torch.int64 else None
 
 
 def _in_range(self: torch.Tensor, other: Any) -> Any:
-    """Return a number wrapped around to the dtype of an integer tensor, as torch converts it."""
+    """Return a number wrapped around to an integer tensor's dtype, as torch does."""
     if type(other) is not int or not _is_integer(self):
         return other
     limits = torch.iinfo(self.dtype)

@@ -1,7 +1,7 @@
 """Keep the memory layout of torch's results in decompositions.
 
-A program has no strides, but the rest of the model was traced with torch's: a ``view`` that is
-legal with those fails with others.
+A program has no strides, but the model was traced with torch's: a ``view`` that is legal for them
+may fail for others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def keeping_layouts(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``rule`` with results in the memory layout of the traced node's results.
 
     Args:
-        rule: A decomposition. If it runs inside another one, the traced node is the outer one,
-            whose layout is given to results of the same shape; no number changes.
+        rule: A decomposition. Nested in another one, the traced node is that of the outer one;
+            only results of the same shape get its layout, and values do not change.
     """
 
     @wraps(rule)
@@ -40,7 +40,7 @@ def _like(result: Any, traced: Any) -> Any:
     if not isinstance(result, torch.Tensor) or not isinstance(traced, torch.Tensor):
         return result
     if result.is_complex() and not all(isinstance(size, int) for size in result.shape):
-        # Every operator that moves elements, permute included, would create the pairs again.
+        # Any permute would be decomposed into pairs again.
         return result
     with untraced():
         order = _outermost_first(traced)

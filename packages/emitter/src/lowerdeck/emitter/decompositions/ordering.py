@@ -21,7 +21,6 @@ def sort(
 
     Args:
         dim: The dimension to sort along.
-        descending: Whether the largest come first.
     """
     if self.dim() == 0:
         return self.clone(), torch.zeros((), dtype=torch.int64)
@@ -140,7 +139,7 @@ def searchsorted(
         self: The elements to find a position for.
         out_int32: Whether the result is int32.
         right: Whether equal elements precede the position.
-        side: ``"left"`` or ``"right"``, the same as a word.
+        side: ``"left"`` or ``"right"``; an alternative to ``right``.
         sorter: Indices that sort ``sorted_sequence``, if it is unsorted.
     """
     pairs = sorted_sequence.size(-1) * self.numel()
@@ -150,7 +149,7 @@ def searchsorted(
         sorted_sequence = torch.gather(sorted_sequence, -1, sorter)
     row = sorted_sequence if sorted_sequence.dim() == 1 else sorted_sequence.unsqueeze(-2)
     values = self.unsqueeze(-1)
-    # Compared so that NaN belongs at the end.
+    # Compared so that NaN sorts last.
     is_after = row > values if right or side == "right" else row >= values
     indices = torch.logical_not(is_after).to(torch.int64).sum(-1)
     return indices.to(torch.int32) if out_int32 else indices

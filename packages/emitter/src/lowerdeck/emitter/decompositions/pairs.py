@@ -6,7 +6,7 @@ from typing import Any
 
 from lowerdeck.torch_base import size_range
 
-# Such a table is planned memory, one byte or more per pair.
+# The table is in planned memory, with one byte or more per pair.
 MOST_PAIRS = 2**26
 
 

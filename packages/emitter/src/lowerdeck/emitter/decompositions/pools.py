@@ -1,4 +1,4 @@
-"""Three-dimensional pools, by pooling images and then the depth."""
+"""Decompose 3-D pooling: pool height and width, then depth."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def max_pool(
         *([size[0], 1], [strides[0], 1], [paddings[0], 0], [dilations[0], 1]),
         ceil_mode,
     )
-    # Both pools select the first of equal elements, and so does the volume's.
+    # Like the 3-D pool, both pools select the first of equal elements.
     chosen = frames.reshape(rows.size(0), -1)
     inner = torch.gather(indices.reshape(rows.size(0), -1), 1, chosen)
     outer = torch.div(chosen, high * wide, rounding_mode="floor")
@@ -139,7 +139,7 @@ def _largest(values: torch.Tensor, dim: int, count: int) -> tuple[torch.Tensor, 
 
 
 def _images(volume: torch.Tensor) -> torch.Tensor:
-    """Return a volume as a batch of images whose channels are its depth."""
+    """Return a volume as a batch of images with the depth as channels."""
     return volume.reshape(-1, *volume.shape[-3:])
 
 

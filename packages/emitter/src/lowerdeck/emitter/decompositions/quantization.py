@@ -42,7 +42,7 @@ def _quantize(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     check_range(quant_min, quant_max, dtype)
-    # torch reads the scales as Python numbers, and so computes in float32 whatever their dtype.
+    # torch reads scales as Python numbers, so it computes in float32 whatever their dtype.
     factor = _number(1.0 / scale, torch.float32)
     steps = torch.round(input.to(torch.float32) * factor) + _number(zero_point, torch.float32)
     low, high = _number(quant_min, torch.float32), _number(quant_max, torch.float32)

@@ -32,7 +32,7 @@ def remainder(self: torch.Tensor, other: torch.Tensor) -> Any:
 
 
 def remainder_scalar(self: torch.Tensor, other: float) -> Any:
-    """Return ``remainder`` by a number, for the same faults."""
+    """Return ``remainder`` by a number, with the same kernel faults."""
     if self.dtype == torch.float64:
         return _float64_remainder(self, other)
     if self.is_floating_point() or isinstance(other, float):
@@ -104,7 +104,7 @@ def roll(self: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) ->
 
 
 RANGES: ContextVar[Mapping[Any, Any] | None] = ContextVar("RANGES", default=None)
-"""Ranges of symbols in the decomposed program: torch assumes at least 2 while it traces."""
+"""Ranges of symbols in the program being decomposed; while tracing, torch assumes at least 2."""
 
 
 def _is_short(shift: Any, size: Any) -> bool:
@@ -116,7 +116,7 @@ def _is_short(shift: Any, size: Any) -> bool:
 
 
 def _cut(at: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the bounds of the slices behind and before a position."""
+    """Return the bounds of the slices after and before a position."""
     return (at, _END), (0, at)
 
 
@@ -249,7 +249,7 @@ def bilinear(
 def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.Tensor:
     """Return ``empty`` by the kernel that sets dynamic shapes.
 
-    It fills nothing. The call shows checkers of the memory plan that no older value is read.
+    Nothing is filled. The call marks the value as written for checks of the memory plan.
     """
     return torch.empty(size, dtype=options.get("dtype"))
 
@@ -266,7 +266,7 @@ def as_strided(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Any:
-    """Return the tensor itself if the strides describe its own elements in their order."""
+    """Return the tensor itself if size and strides describe all its elements in order."""
     same = len(size) == self.dim() and is_known((storage_offset or 0) == self.storage_offset())
     for requested, actual, step, own in zip(size, self.shape, stride, self.stride(), strict=False):
         # The stride of a dimension of size 1 is irrelevant.

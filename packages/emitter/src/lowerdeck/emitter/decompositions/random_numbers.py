@@ -1,4 +1,4 @@
-"""Random operators by the two random kernels: uniform and normal."""
+"""Decompose random operators into the two random kernels, uniform and normal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def dropout(self: torch.Tensor, p: float, train: bool | None) -> Any:
 
 def exponential(self: torch.Tensor, lambd: float = 1.0, **_: Any) -> Any:
     """Return ``exponential``."""
-    # The kernel draws doubles; rounded to the tensor's dtype one may be 1, whose logarithm is 0.
+    # The kernel draws doubles below 1, which may round to 1 in the tensor's dtype, where the
+    # logarithm is 0.
     rest = torch.clamp(1.0 - rand_like(self), min=torch.finfo(self.dtype).eps / 2)
     return -torch.log(rest) / lambd
 
@@ -82,7 +83,7 @@ def randint_between(
     """Return ``randint`` from ``low`` to ``high``, exclusive."""
     if not isinstance(low, int) or not isinstance(high, int) or high - low > _EXACT:
         return NotImplemented
-    # The kernel draws doubles; rounded to float32 one may be 1.
+    # The kernel draws doubles below 1, which may round to 1 in float32.
     drawn = torch.clamp(torch.floor(torch.rand(size) * (high - low)), max=high - low - 1)
     return drawn.to(dtype or torch.int64) + low
 

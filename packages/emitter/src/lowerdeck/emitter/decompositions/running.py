@@ -1,7 +1,7 @@
-"""Cumulative products, log-sum-exponentials, maxima and minima: the only kernel is ``cumsum``.
+"""Decompose cumulative products, log-sum-exps, maxima and minima: only ``cumsum`` has a kernel.
 
-Each is computed by doubling: after step k every element holds the result over the 2 ** k elements
-up to it, so that n elements take log2(n) steps of whole tensors.
+Each is a scan by doubling: after step k every element holds the result over the 2 ** k elements up
+to it, so that n elements take log2(n) elementwise steps.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _extremes(self: torch.Tensor, dim: int, beats: Callable[..., torch.Tensor]) 
     ) -> Sequence[torch.Tensor]:
         chosen = beats(now[0], before[0])
         if self.is_floating_point():
-            # NaN beats all numbers, and the last one of several.
+            # NaN wins over all numbers, and the last NaN over earlier ones.
             chosen = (chosen & ~torch.isnan(before[0])) | torch.isnan(now[0])
         return [torch.where(chosen, new, old) for old, new in zip(before, now, strict=True)]
 
@@ -82,8 +82,8 @@ def _extremes(self: torch.Tensor, dim: int, beats: Callable[..., torch.Tensor]) 
 def _dynamically_doubled(values: Sequence[torch.Tensor], dim: int, join: Joined) -> Any:
     """Return the scan along a dynamic size with an idempotent operation.
 
-    An element without a predecessor at the distance is joined with the first one, which its result
-    includes already.
+    An element without a predecessor at the distance is joined with the first element, which its
+    result already includes.
     """
     size = values[0].size(dim)
     most = size_range(size, RANGES.get())[1]

@@ -35,7 +35,7 @@ def scatter_reduce(
         dim: The dimension that ``index`` refers to.
         src: The elements; those beyond the shape of ``index`` are ignored.
         reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
-        include_self: Whether the old elements take part.
+        include_self: Whether the elements of ``self`` are included.
     """
     if self.dim() == 0:
         self, index, src = self.reshape(1), index.reshape(-1), src.reshape(-1)
@@ -82,7 +82,7 @@ def _compared(
     reduce: str,
     include_self: bool,
 ) -> Any:
-    """Return a reduction other than a sum, over a table with a row for each position."""
+    """Return a scatter reduction other than a sum, from a table of positions by sources."""
     size = self.size(dim)
     pairs = index.numel() * size
     if not fits(pairs):
@@ -93,7 +93,7 @@ def _compared(
     neutral = _neutral(self.dtype, reduce)
     table = torch.where(here, src.unsqueeze(dim), neutral)
     reduced = _reduced(table, dim + 1, reduce)
-    # Rows and columns without an index keep their elements.
+    # Elements outside of the shape of ``index`` are kept.
     widths = [
         w for axis in range(self.dim() - 1, -1, -1) for w in (0, _lack(self, index, axis, dim))
     ]
@@ -133,8 +133,7 @@ def scatter_old(
     """Return ``scatter.reduce``.
 
     Args:
-        self: What is there before.
-        dim: The dimension that the index selects in.
+        dim: The dimension that ``index`` refers to.
     """
     return scatter_reduce(self, dim, index, src, _OLD_NAMES[reduce])
 
@@ -167,7 +166,7 @@ def index_reduce(
         dim: The dimension that ``index`` refers to.
         index: The position of each slice of ``source``.
         reduce: ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
-        include_self: Whether the old slices take part.
+        include_self: Whether the slices of ``self`` are included.
     """
     if self.dim() > 0:
         dim %= self.dim()
@@ -192,8 +191,8 @@ def embedding_bag(
 ) -> Any:
     """Return sums, means or maxima of table rows, one bag of rows each.
 
-    Only the first result is right: the others serve the gradient, and keep the sizes that they had
-    at export.
+    Only the first result is computed: the others serve the gradient, and keep their sizes at
+    export.
 
     Args:
         weight: The table, shape (rows, features).

@@ -72,9 +72,9 @@ _KEPT = (
 )
 _ATTENTION = _ATEN.scaled_dot_product_attention.default
 
-# Higher-order regions that a retrace inlines.
+# Higher-order operators whose subgraph a retrace inlines.
 _INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast", "invoke_subgraph"})
-# Operators without a kernel that torch keeps by default, although it has a decomposition.
+# Operators without a kernel that torch has a decomposition for, but does not apply by default.
 _REFERENCES = (
     _ATEN.linalg_vector_norm.default,
     # Batch norm in training mode.
@@ -110,9 +110,9 @@ class Decompositions:
     """Decompositions by operator.
 
     Attributes:
-        rules: For operators that torch keeps whole while it traces.
-        composites: For operators that torch decomposes by itself.
-        required: Rules that must be tried although there is a kernel.
+        rules: For operators that appear in torch's traces.
+        composites: For operators that torch decomposes while tracing (CompositeImplicitAutograd).
+        required: Rules that apply even if there is a kernel.
     """
 
     rules: Mapping[OperatorBase, Callable[..., Any]]
@@ -157,9 +157,9 @@ def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> De
 
 
 def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
-    """Return a program of operators that the emitter maps to kernels; the given one is unchanged.
+    """Return a program whose operators have kernels; the given one is unchanged.
 
-    A program that has only such operators comes back as it is: retracing costs most of the time.
+    A program that needs no decomposition is returned as is: retracing takes most of the time.
 
     Args:
         exported: Any exported program: training IR, core ATen, with delegates or without.
@@ -167,8 +167,8 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
 
     Raises:
         DecompositionError: If torch fails.
-        UnsupportedError: If a write in place would be seen under another name, or writes several
-            values to one element; or a constant was changed after export.
+        UnsupportedError: If an in-place write affects an alias, or writes several values to one
+            element; or a constant was changed after export.
     """
     changed = changed_constant(exported)
     if changed is not None:
@@ -225,8 +225,8 @@ def _check_sizes(varying: list[tuple[str, int, torch.SymInt]]) -> None:
     for name, dim, size in varying:
         if not varies(size):
             raise DecompositionError(
-                f"a decomposition has fixed dimension {dim} of input {name!r} at "
-                f"{plain_number(size)}, which should be dynamic: it asked for the value; "
+                f"a decomposition has specialized dimension {dim} of input {name!r} to "
+                f"{plain_number(size)}, which should be dynamic: it read the size as a number; "
                 "export without dynamic_shapes for it, or decompose the program yourself"
             )
 
@@ -234,7 +234,7 @@ def _check_sizes(varying: list[tuple[str, int, torch.SymInt]]) -> None:
 def needs_decomposition(
     exported: ExportedProgram, table: Decompositions, kernels: KernelTable
 ) -> bool:
-    """Return whether any operator of ``exported`` cannot be emitted as it is.
+    """Return whether any operator of ``exported`` needs a decomposition.
 
     Args:
         table: Decompositions by operator.
@@ -265,12 +265,12 @@ def _applies(rule: Callable[..., Any], node: fx.Node) -> bool:
         with inferring_shapes(mode):
             return rule(*args, **kwargs) is not NotImplemented
     except Exception:
-        # A rule that fails here may work while torch traces; then torch's message counts.
+        # A rule that fails here may succeed while tracing; otherwise torch reports the error.
         return True
 
 
 def has_complex_numbers(exported: ExportedProgram) -> bool:
-    """Return whether any node of ``exported`` returns a complex tensor, or may contain one."""
+    """Return whether any node of ``exported`` may return a complex tensor."""
     return any(
         isinstance(value, torch.Tensor) and (value.is_complex() or "fft" in str(node.target))
         for node in (*exported.graph.nodes, *Provenance(exported).nodes)

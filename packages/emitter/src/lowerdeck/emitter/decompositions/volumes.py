@@ -1,4 +1,4 @@
-"""Three-dimensional convolutions, by convolutions over images."""
+"""Decompose 3-D convolutions into 2-D convolutions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """Return a convolution over a volume as one over images whose channels hold the depth.
+    """Return a 3-D convolution as a 2-D one whose channels include the depth.
 
     Args:
         input: The volume, shape (batch, channels, depth, height, width).
         weight: The weight, shape (outputs, channels / groups, *kernel); of a transposed
             convolution (channels, outputs / groups, *kernel).
-        bias: One number for each output.
         stride: Step along each dimension, or one for all.
         padding: Zeros around the volume; of a transposed convolution the number cut off.
         dilation: Distance between the taps of the kernel.
@@ -54,7 +53,7 @@ def _plain(
     across: Sequence[Sequence[int]],
     groups: int,
 ) -> torch.Tensor:
-    """Return a convolution as one over images, each with all frames that a result needs."""
+    """Return a convolution as a 2-D one, with all frames that a result needs as channels."""
     (stride, padding, dilation, _), taps = along, weight.size(2)
     frames = volume.transpose(1, 2)
     if padding:
@@ -82,7 +81,7 @@ def _transposed(
     across: Sequence[Sequence[int]],
     groups: int,
 ) -> torch.Tensor:
-    """Return a transposed convolution as one over images; results overlap along the depth."""
+    """Return a transposed convolution as a 2-D one; add its results, which overlap in depth."""
     (stride, padding, dilation, output_padding), taps = along, weight.size(2)
     batch, channels, depth, height, width = volume.shape
     images = volume.transpose(1, 2).reshape(batch * depth, channels, height, width)
@@ -111,7 +110,7 @@ def _transposed(
 
 
 def _parted(amounts: Sequence[int]) -> tuple[int, list[int]]:
-    """Return the entry for the depth, and those for height and width."""
+    """Split per-dimension settings into that of the depth and those of height and width."""
     three = list(amounts) * 3 if len(amounts) == 1 else list(amounts)
     return three[0], three[1:]
 

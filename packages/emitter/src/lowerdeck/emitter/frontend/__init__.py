@@ -1,4 +1,4 @@
-"""Read an exported program into the functional form."""
+"""Convert an exported program to the functional IR."""
 
 from lowerdeck.emitter.frontend.constants import ConstantPool
 from lowerdeck.emitter.frontend.containers import container_metadata

@@ -1,4 +1,4 @@
-"""Bytes of constants: views on the tensors' own memory, stored once each."""
+"""Deduplicated bytes of constants, as views of the tensors' memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _COMPARED_UP_TO = 4096
 class ConstantPool:
     """Pool of the constants of all methods of a program.
 
-    Small constants are identified by content, large ones by memory that the pool keeps alive:
-    freed memory may be reused at the same address.
+    Small constants are deduplicated by content, large ones by address. The pool keeps their memory
+    alive, so that addresses are not reused.
 
     Attributes:
         buffers: The buffers in order; entry 0 is reserved and empty.
@@ -27,13 +27,13 @@ class ConstantPool:
     def __init__(self) -> None:
         self.buffers: list[Buffer] = [Buffer(b"")]
         self._by_content: dict[bytes, int] = {}
-        # Addresses in memory that ``buffers`` holds.
+        # By address and length of memory that ``buffers`` keeps alive.
         self._by_memory: dict[tuple[int, int], int] = {}
-        # Each entry has the converted tensor, so that its address is not reused.
+        # Each entry keeps its source tensor alive, so that the address is not reused.
         self._laid_out: dict[Any, tuple[torch.Tensor, memoryview]] = {}
 
     def bytes_of(self, tensor: torch.Tensor, dim_order: tuple[int, ...]) -> memoryview:
-        """Return the bytes of a tensor in the given layout, the same memory at each call.
+        """Return the bytes of a tensor in the given layout, cached by tensor.
 
         The memory is not copied if the tensor has that layout.
 
@@ -55,7 +55,7 @@ class ConstantPool:
         """Return the index of the buffer with these bytes, added if it is new.
 
         Args:
-            data: The bytes, or a part of them, as returned by :meth:`bytes_of`.
+            data: A slice of the result of :meth:`bytes_of`.
         """
         small = bytes(data) if len(data) <= _COMPARED_UP_TO else None
         if small is not None and small in self._by_content:
@@ -79,7 +79,7 @@ def _lies_so(tensor: torch.Tensor, dim_order: tuple[int, ...]) -> bool:
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return a key that two live tensors share only if they have the same elements in memory."""
+    """Return a key that two live tensors share only if they alias with equal metadata."""
     return (
         data_address(tensor),
         str(tensor.device),

@@ -1,4 +1,4 @@
-"""Pytree specs of inputs and outputs, as text in the file."""
+"""Serialize the pytree specs of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lowerdeck.torch_base import pytree
 def container_metadata(
     in_spec: pytree.TreeSpec | None, out_spec: pytree.TreeSpec | None
 ) -> ContainerMetadata:
-    """Return the pytree specs of a method as the format holds them.
+    """Return the pytree specs of a method in the file format.
 
     Args:
         in_spec: Spec of ``(args, kwargs)``, or None when unknown.
@@ -23,8 +23,8 @@ def container_metadata(
 def _text(spec: pytree.TreeSpec | None) -> str:
     if spec is None:
         return ""
-    # torch has names for its own result classes, such as torch.return_types.topk, only from 2.14
-    # on; the file should be the same, and readable, for every version.
+    # torch registers names for its result classes, such as torch.return_types.topk, only from 2.14
+    # on; the file must not depend on the version.
     plain = _with_tuples(spec, lambda kind: kind.__module__ == "torch.return_types")
     try:
         return pytree.treespec_dumps(plain)

@@ -1,4 +1,4 @@
-"""Check that delegates do not contain state of other methods."""
+"""Check that delegates do not embed state of other methods."""
 
 from __future__ import annotations
 
@@ -21,17 +21,13 @@ from lowerdeck.torch_base import (
 
 
 def check_delegate_constants(programs: Mapping[str, TracedProgram]) -> None:
-    """Check that no method has compiled state into a delegate that another method shares.
+    """Check that no delegate embeds state that another method uses or mutates.
 
-    Methods lowered separately are independent. Only a delegate with an ``original_module`` shows
-    what it was compiled from.
-
-    Args:
-        programs: All methods of one program.
+    Delegates without an ``original_module`` cannot be checked.
 
     Raises:
-        UnsupportedError: A delegate holds the value that a buffer had when it was compiled, or
-            a copy of a state that another method uses.
+        UnsupportedError: A delegate embeds a buffer that another method mutates, or mutates its
+            copy of one that another method uses.
     """
     used = [_Shared.of(name, exported) for name, exported in programs.items()]
     for method, exported in programs.items():
@@ -43,10 +39,10 @@ def check_delegate_constants(programs: Mapping[str, TracedProgram]) -> None:
                     raise UnsupportedError(
                         f"method {method!r}: delegate {call!r} holds {name!r} "
                         f"{'and changes it' if changes else 'as a constant'}, but method "
-                        f"{other.method!r} {'uses' if changes else 'changes'} it too, and neither "
-                        "would see the other: lower the methods in one call (to_backend with a "
-                        "MethodProgramsPartitionerSpec), leave the buffer untagged, or rename one "
-                        "of two that only happen to be alike"
+                        f"{other.method!r} {'uses' if changes else 'changes'} it too, and their "
+                        "copies would diverge: lower the methods in one call (to_backend with a "
+                        "MethodProgramsPartitionerSpec), leave the buffer untagged, or rename "
+                        "one if they are unrelated"
                     )
 
 
@@ -82,10 +78,10 @@ class _Shared:
         return cls(method, _mapped(used | written), _mapped(written))
 
     def has(self, name: str, tensor: torch.Tensor, *, written: bool) -> bool:
-        """Return whether ``tensor`` is one of these, or a copy of the one of this name."""
+        """Return whether ``tensor`` aliases one of these, or equals the one of this name."""
         names, memory = self.written if written else self.used
         if name in names and _equal(names[name], tensor):
-            # Loading or lowering a method separately copies its state.
+            # State is copied if a method is loaded or lowered separately.
             return True
         return bool(names) and memory.find(Extent.of(tensor)) is not None
 

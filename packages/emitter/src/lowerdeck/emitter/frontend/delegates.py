@@ -1,4 +1,4 @@
-"""The protocol of delegates, and a pool of their bytes."""
+"""Delegate protocol, and a pool of delegate bytes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class LoweredModule(Protocol):
 
     Attributes:
         backend_id: Name under which the backend is registered in the runtime.
-        processed_bytes: The bytes that the runtime hands to it.
-        compile_specs: Settings that the runtime hands to it as well.
+        processed_bytes: The payload that the runtime passes to the backend.
+        compile_specs: Settings that the runtime passes to the backend.
     """
 
     backend_id: str
@@ -43,11 +43,11 @@ class DelegatePool:
     """Collects the bytes of the delegates of a program.
 
     Args:
-        weights_file: Stem of the `.ptd` file that the delegates' named data go to; None for the
-            `.pte`. Those for which a backend chose another file go there.
+        weights_file: Stem of the `.ptd` file for the delegates' named data, unless a backend chose
+            another file; None for the `.pte`.
 
     Attributes:
-        data: The bytes; equal ones are held once.
+        data: The deduplicated payloads.
     """
 
     def __init__(self, weights_file: str | None = None) -> None:

@@ -13,8 +13,8 @@ from torch.export import ExportedProgram
 class Provenance:
     """Map from nodes of a decomposed program to nodes of the caller's program.
 
-    ``node.meta`` of the caller (debug handles, partitioner tags) does not survive retracing, but
-    torch records the graph and the node that each new node comes from.
+    Retracing drops ``node.meta`` (debug handles, partitioner tags), but torch records the original
+    graph and node of each new node.
     """
 
     def __init__(self, exported: ExportedProgram) -> None:
@@ -28,7 +28,7 @@ class Provenance:
 
     @property
     def nodes(self) -> Iterator[fx.Node]:
-        """The caller's nodes that call something, including those inside control flow."""
+        """The caller's call nodes, including those in control flow."""
         return iter(self._nodes.values())
 
     def source(self, node: fx.Node) -> fx.Node | None:

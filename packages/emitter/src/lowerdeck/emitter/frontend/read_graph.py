@@ -1,4 +1,4 @@
-"""Read an exported graph into the functional form, in one walk and without retracing."""
+"""Convert an exported graph to the functional IR, in one walk and without retracing."""
 
 from __future__ import annotations
 
@@ -50,16 +50,15 @@ def read_method(
     plan_inputs: bool = True,
     states: StateViews = MappingProxyType({}),
 ) -> Method:
-    """Return the functional form of an exported program.
+    """Return the functional IR of an exported program.
 
     Args:
-        name: Name that the method will have.
         exported: A program whose graph is functional.
-        plan_inputs: Whether inputs get planned memory; else the caller brings it.
-        states: What the methods of the program write, as :func:`find_states` returns it.
+        plan_inputs: Whether inputs get planned memory; otherwise the caller provides it.
+        states: Mutable state of the program's methods, from :func:`find_states`.
 
     Raises:
-        UnsupportedError: If it holds something that a program cannot express.
+        UnsupportedError: If a program cannot express a part of it.
         UnboundedSizeError: If a size has no upper bound.
     """
     return _Reader(name, exported, plan_inputs, states).read()
@@ -92,7 +91,7 @@ class _Reader:
         targets: dict[str, Any] = {}
         placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
         for node, spec in zip(placeholders, exported.graph_signature.input_specs, strict=True):
-            # Effect tokens order calls; steps are in order anyway.
+            # Effect tokens only order calls, and steps keep the graph's order.
             value = (
                 None if spec.kind is InputKind.TOKEN else self._placeholder(node, spec, mutated)
             )
@@ -130,7 +129,7 @@ class _Reader:
     def _as_written(self, target: Any, value: Any, block: Block) -> Any:
         """Return the value that ``target.copy_(value)`` leaves in ``target``.
 
-        torch's functionalization may omit the conversion and the broadcasting of a write.
+        torch's functionalization may omit the dtype conversion and broadcast of a write.
         """
         both = isinstance(target, TensorValue) and isinstance(value, TensorValue)
         if not both or (target.dtype, target.shape) == (value.dtype, value.shape):
@@ -146,7 +145,7 @@ class _Reader:
         if spec.kind is InputKind.USER_INPUT:
             if isinstance(meta, torch.Tensor):
                 value = self._factory.tensor(node.name, meta, order=layout_of(meta))
-                # The caller sees a mutation only in its own memory.
+                # The caller observes a mutation only in its own memory.
                 caller = node.name in mutated or not self._plan_inputs
                 value.fixed_role = Role.CALLER if caller else Role.INPUT
                 return value
@@ -244,17 +243,17 @@ class _Reader:
             return self._rewriting(node)
         args = self._arguments(node)
         if node.target is torch.ops.aten.masked_select.default:
-            # torch bounds the result by the first argument, although both are broadcast.
+            # torch bounds the result by the first argument only, although both are broadcast.
             most = _broadcast_size(args[0].sizes, args[1].sizes)
             self._factory.limit(node.meta["val"].shape[0], most)
         result, outs = self._results(node)
         return Call(node.target, args, outs, node), result
 
     def _rewriting(self, node: fx.Node) -> tuple[Operation, Any]:
-        """Return the call of a custom operator that mutates arguments, as whole tensors.
+        """Return the functional call of a custom operator that mutates whole tensors.
 
         torch identifies each mutated argument by its index in ``_all_bases``. The new values
-        follow the operator's own results; a view has further entries for its position.
+        follow the operator's results; views have further keyword arguments.
         """
         target: Any = node.args[0]
         keywords: dict[str, Any] = dict(node.kwargs)
@@ -283,7 +282,7 @@ class _Reader:
     def _cannot_write(self, node: fx.Node, reason: str) -> UnsupportedError:
         return UnsupportedError(
             f"method {self._name!r}: {describe_node(node)}: {node.args[0]} writes {reason}, "
-            "expected whole tensors, each under one name: give it those, and copy in the model"
+            "expected whole tensors without aliases: pass clones and copy them back in the model"
         )
 
     def _structured(self) -> dict[Any, Callable[[fx.Node], Operation]]:
@@ -315,7 +314,7 @@ class _Reader:
         return args
 
     def _results(self, node: fx.Node) -> tuple[Any, list[Value]]:
-        """Return the value that later nodes use, and the flat list of result values."""
+        """Return the node's value for later nodes, and the flat list of result values."""
         meta = node.meta.get("val")
         if isinstance(meta, (list, tuple)):
             results = [

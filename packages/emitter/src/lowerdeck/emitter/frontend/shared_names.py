@@ -1,4 +1,4 @@
-"""The user's setting of shared states: names that mean one state in different memories."""
+"""The ``shared_state`` setting: names of one state with several copies."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import TypeAlias
 from lowerdeck.emitter.errors import EmitterError
 
 SharedState: TypeAlias = bool | Iterable[str | tuple[str, ...]]
-"""Names that are one state in all methods; a tuple holds several names of one state; True: all."""
+"""Names that are one state in all methods; a tuple has the names of one state; True for all names.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedNames:
-    """The names of states, read and checked.
+    """The validated names of shared states.
 
     Attributes:
-        every: Whether a name means the same state in every method.
-        sets: For each state, the names that mean it.
+        every: Whether equal names are one state in all methods.
+        sets: The names of each state.
     """
 
     every: bool = False
@@ -26,7 +27,7 @@ class SharedNames:
 
     @classmethod
     def of(cls, setting: SharedState) -> SharedNames:
-        """Return the names that a setting shares between methods.
+        """Return the validated setting.
 
         Args:
             setting: The argument ``shared_state`` of ``emit``.
@@ -53,7 +54,7 @@ class SharedNames:
 
 
 def _united(sets: Iterable[frozenset[str]]) -> tuple[frozenset[str], ...]:
-    """Return the sets, those with a name in common as one."""
+    """Merge the sets that have a name in common."""
     apart: list[frozenset[str]] = []
     for names in sets:
         joined = names

@@ -1,8 +1,8 @@
-"""Buffers that several methods share as one state, by memory or by the user's setting.
+"""Find state that methods share, by memory or by the user's setting.
 
-A state is a block of memory that any method writes. It is not identified by name: two models may
-both have a buffer called ``cache``, and two names may refer to one buffer. If two methods of one
-model were saved and loaded separately, only the names are left, and the user decides.
+A state is a block of memory that any method writes. Names do not identify it: two models may both
+have a buffer called ``cache``, and two names may alias. For methods of one model that were saved
+and loaded separately the user must decide, because only the names are left.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _CURE = "pass shared_state=[{name!r}] to emit if both are one state, else rename
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """How one name of one method views a state.
+    """View of a state under one name in one method.
 
     Attributes:
         key: Name of the state, the same in all methods.
-        memory: All bytes of the state, None if the tensor itself covers them.
+        memory: All bytes of the state, None if the tensor covers all of it.
         offset: Offset in bytes into ``memory``.
     """
 
@@ -50,7 +50,7 @@ StateViews: TypeAlias = Mapping[tuple[str, str], StateView]
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A tensor of a method."""
+    """A tensor of a method, with its name."""
 
     method: str
     name: str
@@ -82,13 +82,12 @@ _Groups: TypeAlias = dict[tuple[str, int], list[_Member]]
 
 
 def find_states(programs: Mapping[str, TracedProgram], shared: SharedNames) -> StateViews:
-    """Return how each method views memory that any of them writes.
+    """Return the view of each name of each method that aliases written memory.
 
-    A method that only reads such memory must see what another one has written.
+    Reads are included: a method must observe the writes of others.
 
     Args:
-        programs: All methods of one program.
-        shared: Names that refer to one state although their memories differ.
+        shared: Names of one state with several copies.
 
     Raises:
         EmitterError: ``shared`` names no state, or one that no second method has.
@@ -131,7 +130,7 @@ def _check_storages(members: list[_Member]) -> None:
 
 
 def _distinct(groups: _Groups) -> Iterable[list[_Member]]:
-    """Return each group once, although several memories may refer to it."""
+    """Return the groups without duplicates: several memories may map to one group."""
     return [group for memory, group in groups.items() if group[0].memory == memory]
 
 
@@ -148,7 +147,7 @@ def _members(method: str, exported: TracedProgram) -> Iterable[_Member]:
         for node, spec in zip(placeholders, signature.input_specs, strict=True)
         if spec.kind in _HELD and (node.users or spec.target in mutated)
     }
-    # Ignore unread buffers, except for second names of buffers that are read.
+    # Unread buffers matter only as aliases of used ones.
     for name, tensor in {**exported.constants, **exported.state_dict}.items():
         if _has_memory(tensor):
             yield _Member(method, name, tensor, name in mutated, name in used)
@@ -161,7 +160,7 @@ def _has_memory(tensor: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _join_named(names: frozenset[str], members: list[_Member], groups: _Groups) -> None:
-    """Join the groups that have one of ``names``; an unread buffer may provide a name.
+    """Merge the groups that have one of ``names``, including names of unread buffers.
 
     Raises:
         EmitterError: A name is unknown, or only one method has it.
@@ -188,7 +187,7 @@ def _join_named(names: frozenset[str], members: list[_Member], groups: _Groups) 
 
 
 def _join(name: str, groups: _Groups, shared: SharedNames) -> None:
-    """Join the groups that have ``name``, if the user's setting says so."""
+    """Merge the groups that have ``name`` if the user's setting allows it, else reject them."""
     apart = [group for group in _distinct(groups) if any(m.name == name for m in group)]
     if len(apart) > 1 and not shared.every:
         first, second = (next(m for m in group if m.name == name) for group in apart[:2])
@@ -200,7 +199,7 @@ def _join(name: str, groups: _Groups, shared: SharedNames) -> None:
 
 
 def _unite(apart: list[list[_Member]], groups: _Groups) -> None:
-    """Make several groups one state."""
+    """Merge groups into one state."""
     if len(apart) < 2:
         return
     first, *others = apart
@@ -225,14 +224,14 @@ def _pair(first: list[_Member], group: list[_Member]) -> tuple[_Member, _Member]
 
 
 def _check_methods(first: list[_Member], group: list[_Member]) -> None:
-    """Reject a state that one method has twice: its graph treats them as two."""
+    """Reject a state with two copies in one method, whose graph treats them as independent."""
     for mine in first:
         for other in group:
             if mine.method == other.method and (mine.mutated or other.mutated):
                 raise UnsupportedError(
-                    f"{mine.label} and {other.label} cannot be one state: they are two in the "
-                    "graph of that method, where a write to one does not change the other; use "
-                    "one buffer in the model"
+                    f"{mine.label} and {other.label} cannot be one state: in the graph of that "
+                    "method a write to one does not change the other; use one buffer in the "
+                    "model"
                 )
 
 
@@ -241,12 +240,12 @@ def _check_alike(first: _Member, second: _Member) -> None:
     if a.dtype != b.dtype or a.shape != b.shape or layout_of(a) != layout_of(b):
         raise UnsupportedError(
             f"{first.label} is a {a.dtype} tensor of shape {tuple(a.shape)}, {second.label} a "
-            f"{b.dtype} tensor of shape {tuple(b.shape)}; one state has one form: rename one"
+            f"{b.dtype} tensor of shape {tuple(b.shape)}; they cannot be one state: rename one"
         )
     if not torch.equal(_bytes(a), _bytes(b)):
         raise UnsupportedError(
-            f"{first.label} and {second.label} are to be one state, but begin with other values; "
-            "give both the same values before export, or rename one of them"
+            f"{first.label} and {second.label} cannot be one state: their initial values differ; "
+            "make them equal before export, or rename one"
         )
 
 
@@ -257,7 +256,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _views(group: list[_Member]) -> dict[tuple[str, str], StateView]:
     """Return the views of one state."""
-    # Of several names, the first writer's in order of methods: the same in every process.
+    # The name in the first method that writes the state, which is deterministic.
     key = next(member.name for member in group if member.mutated)
     low: dict[tuple[str, int], int] = {}
     high: dict[tuple[str, int], int] = {}
@@ -270,7 +269,7 @@ def _views(group: list[_Member]) -> dict[tuple[str, str], StateView]:
         return {(m.method, m.name): StateView(key) for m in group}
     if len({high[memory] - low[memory] for memory in low}) > 1:
         raise UnsupportedError(
-            f"the memories of {_labels(group)} are one state, but differ in size; share all views "
+            f"{_labels(group)} are one state, but their memories differ in size; share all views "
             "of that memory by name, or none"
         )
     for member in group:

@@ -1,4 +1,4 @@
-"""Mutable buffers: their offsets, the same in all methods, and their initial values."""
+"""Offsets and initial values of mutable buffers, shared by all methods."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _ALIGNMENT = 16
 class StatePool:
     """Pool of the mutable buffers of a program.
 
-    The runtime may give all methods one set of arenas, so a buffer has one offset in a separate
-    memory, which no activation of any method overlaps.
+    Methods may share arenas at run time, so buffers have fixed offsets in a separate memory
+    without activations.
 
     Args:
-        zeroed_memory: Whether a buffer of zeros needs no initial value.
+        zeroed_memory: Whether zero-initialized buffers need no data.
     """
 
     def __init__(self, zeroed_memory: bool) -> None:

@@ -1,4 +1,4 @@
-"""Create tensor values from torch's tensors, fake and real."""
+"""Create IR values from fake and real tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ValueFactory:
 
     Args:
         method: Name of the method, for messages.
-        dimension_names: Name of each symbol of an input, by the symbol's text.
+        dimension_names: Name of each input dimension, keyed by the symbol's name.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ValueFactory:
 
         Raises:
             UnboundedSizeError: If a size has no upper bound.
-            UnsupportedError: If the runtime has no such tensor.
+            UnsupportedError: If the runtime does not support the tensor.
         """
         _check(name, fake)
         shape = tuple(map(plain_number, fake.shape))
@@ -80,7 +80,7 @@ class ValueFactory:
         )
 
     def constant(self, name: str, tensor: torch.Tensor, key: str = "") -> TensorValue:
-        """Return the value for a tensor whose bytes are known.
+        """Return the value for a constant tensor.
 
         Args:
             name: Name of its node.
@@ -106,16 +106,16 @@ class ValueFactory:
         return meta
 
     def limit(self, size: Any, bound: int) -> None:
-        """Set the upper bound of a size whose bound from torch is wrong or missing.
+        """Override torch's upper bound of a size, which is wrong or missing.
 
         Args:
-            size: The size in a node's metadata; a plain number is left alone.
+            size: The size in a node's metadata; integers are ignored.
         """
         if varies(size):
             self._bounds[expression_of(size)] = bound
 
     def _bound(self, name: str, dim: int, size: torch.SymInt) -> int:
-        # By expression: thousands of values of a large model share a few, and sympy is slow.
+        # Cached by expression: thousands of values share a few expressions, and sympy is slow.
         key = expression_of(size)
         if key not in self._bounds:
             self._bounds[key] = size_range(size, self._ranges)[1]
@@ -147,8 +147,8 @@ def layout_of(tensor: torch.Tensor) -> DimOrder:
 def _check(name: str, tensor: torch.Tensor) -> None:
     if is_traceable_wrapper_subclass(tensor):
         raise UnsupportedError(
-            f"{name!r} is a {type(tensor).__name__}, which holds other tensors but no bytes of "
-            "its own: replace it by a plain tensor before export"
+            f"{name!r} is a {type(tensor).__name__}, a wrapper subclass without storage: replace "
+            "it by a plain tensor before export"
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnsupportedError(

@@ -1,1 +1,1 @@
-"""The functional form: values, operations, and their kernels."""
+"""The functional IR: values, operations and their kernels."""

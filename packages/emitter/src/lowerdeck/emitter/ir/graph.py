@@ -1,7 +1,6 @@
-"""The functional form of a method: operations on values, each value written once.
+"""Functional IR of a method: operations on values in SSA form.
 
-The passes work on this form. Blocks nest where the program has control flow; a block reads the
-values of the blocks around it directly.
+Control flow has nested blocks, which read values of the enclosing blocks directly.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Kernel:
 
 
 _OPERATORS: dict[int, tuple[OpOverload, str]] = {}
-"""The names of operators that were asked for."""
+"""Cache of operator names."""
 
 
 @dataclass(eq=False, slots=True)
@@ -48,12 +47,12 @@ class Call:
         target: The operator: an ``OpOverload``, a Python function on numbers, or a ``Kernel``
             that exists only in the runtime.
         args: One entry for each argument of the schema, in order, with defaults filled in.
-        outs: The values that it writes.
+        outs: The results.
         origin: The graph node that it comes from.
         kernel: The runtime's kernel, set by the pass ``select_kernels``.
-        effect: Whether it has side effects, so that it must run and stay in order.
-        rewritten: Positions of arguments that the kernel mutates. Their new values are the last
-            of ``outs``; readers of the arguments get the old values.
+        effect: Whether it has side effects: it is neither removed nor reordered.
+        rewritten: Positions of arguments that the kernel mutates. Their new values are the last of
+            ``outs``; other uses of the arguments read the old values.
     """
 
     target: Any
@@ -73,7 +72,7 @@ class Call:
     def op_name(self) -> str:
         """Return the operator without namespace and overload, such as ``"add"``."""
         if isinstance(self.target, OpOverload):
-            # By identity: hashing an operator is slow, and torch keeps operators alive.
+            # Keyed by id: hashing an operator is slow, and torch keeps operators alive.
             kept = _OPERATORS.get(id(self.target))
             if kept is None or kept[0] is not self.target:
                 name = schema_of(self.target).name.partition("::")[2]
@@ -96,10 +95,10 @@ class Delegate:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A straight list of operations.
+    """A basic block, whose operations may have nested blocks.
 
     Attributes:
-        params: Values that the caller of the block passes.
+        params: Block parameters.
         results: Its results: values, or literals.
     """
 
@@ -182,7 +181,7 @@ Operation: TypeAlias = Call | Delegate | Cond | While | Scan
 
 @dataclass(frozen=True, slots=True)
 class WriteBack:
-    """A tensor outside the graph that must hold ``source`` when the method ends."""
+    """Assignment of ``source`` to a tensor outside of the graph at the end of the method."""
 
     target: TensorValue
     source: TensorValue
@@ -195,7 +194,7 @@ class Method:
     Attributes:
         inputs: User inputs in order: values, or literals that are fixed.
         outputs: User outputs in order: values, or literals.
-        write_backs: Buffers and inputs that the method mutates, to be assigned at once.
+        write_backs: Parallel assignments to the buffers and inputs that the method mutates.
         in_spec: Pytree spec of the inputs.
         out_spec: Pytree spec of the outputs.
         ranges: The least and the largest value of each symbol in a shape.
@@ -250,7 +249,7 @@ def values_in(argument: Any) -> Iterator[Value]:
 
 
 def reads_of(operation: Operation) -> Iterator[Value]:
-    """Yield the values that an operation reads itself, without those that its blocks read."""
+    """Yield the values that an operation reads, without those that only its blocks read."""
     match operation:
         case Call() | Delegate():
             yield from values_in(operation.args)
@@ -268,7 +267,7 @@ def substitute(argument: Any, replaced: dict[Value, Any]) -> Any:
     if isinstance(argument, (TensorValue, ScalarValue)):
         return replaced.get(argument, argument)
     if isinstance(argument, (list, tuple)):
-        # Most items are plain numbers: no call for each.
+        # Most items are numbers: avoid a recursive call for them.
         return [
             substitute(item, replaced) if isinstance(item, _HELD) else item for item in argument
         ]
@@ -276,7 +275,7 @@ def substitute(argument: Any, replaced: dict[Value, Any]) -> Any:
 
 
 def substitute_reads(operation: Operation, replaced: dict[Value, Any]) -> None:
-    """Replace the values that ``operation`` reads itself, but not those that its blocks read."""
+    """Replace values that ``operation`` reads, but not inside its blocks."""
     match operation:
         case Call() | Delegate():
             operation.args = substitute(operation.args, replaced)

@@ -1,4 +1,4 @@
-"""The linear form of a method: steps in the order in which the runtime runs them."""
+"""Linear IR of a method: steps in execution order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KernelStep:
     """A kernel call.
 
     Attributes:
-        args: Inputs, outputs and the return slot, boxed.
+        args: Boxed inputs, outputs and return slot.
         reads: Tensors that it reads.
         writes: Tensors that it writes.
         origin: The graph node that it comes from.
@@ -68,7 +68,7 @@ class MoveStep:
 
 @dataclass(eq=False, slots=True)
 class Label:
-    """A position in the code, resolved when all steps before it are placed."""
+    """A jump target, resolved when its position is known."""
 
     index: int = -1
 
@@ -89,7 +89,7 @@ Step: TypeAlias = KernelStep | DelegateStep | MoveStep | JumpStep
 
 @dataclass(eq=False, slots=True)
 class Code:
-    """The steps of one method, with everything that memory planning needs.
+    """The steps of one method, with the information for memory planning.
 
     Attributes:
         name: Name of the method.
@@ -98,7 +98,7 @@ class Code:
         outputs: User outputs: values or literals.
         storages: Every block of memory that the steps use, in order of first use.
         states: The mutable buffers that the steps use.
-        branches: Where control flow skips steps.
+        branches: Ranges of steps that conditionals may skip.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Code:
     branches: list[range] = field(default_factory=list)
 
     def drop_steps(self, removed: Collection[int]) -> None:
-        """Remove steps by their indices; jumps, loops and branches follow.
+        """Remove steps by index; update jumps, loops and branches.
 
         Args:
             removed: Indices of the steps; none of them may be a jump.

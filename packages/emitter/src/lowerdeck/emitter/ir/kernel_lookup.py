@@ -8,7 +8,7 @@ from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.emitter.ir.runtime_ops import SCALAR_KERNELS
 from lowerdeck.torch_base import OpOverload, schema_of
 
-# They return a number, so there is no output tensor.
+# These kernels return a number and have no output tensor.
 _NO_OUT_VARIANT = frozenset({"aten::sym_size.int", "aten::sym_numel", "aten::_local_scalar_dense"})
 
 
@@ -23,7 +23,7 @@ def find_kernel(target: object, table: KernelTable) -> tuple[Kernel | None, str]
         return (target, "") if target.full_name in table else (None, "no such kernel")
     if not isinstance(target, OpOverload):
         kernel = SCALAR_KERNELS.get(target)  # type: ignore[call-overload]
-        return kernel, "the runtime cannot compute this on numbers"
+        return kernel, "the runtime has no kernel for this function on numbers"
     schema = schema_of(target)
     own = f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
     if own in _NO_OUT_VARIANT or (not schema.returns and own in table):

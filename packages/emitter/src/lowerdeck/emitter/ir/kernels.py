@@ -18,11 +18,12 @@ class KernelTable:
     Attributes:
         names: Full names, such as ``"aten::add.out"``; an operator without overload has no dot.
         channels_last: Operators whose kernels take channels-last tensors.
-        channels_last_alike: Operators whose kernels do so if all their tensors have one shape.
-        in_place_safe: Operators whose output may be the memory of an input that is alike.
-        writes_into_self: Operators whose output may be the memory of their first argument.
-        first_out_in_place: Operators with several outputs of which the first may be the memory
-            of the first argument.
+        channels_last_alike: Operators whose kernels do so if all their tensors have the same
+            shape.
+        in_place_safe: Operators whose output may alias an input of equal dtype, shape and layout.
+        writes_into_self: Operators whose output may alias their first argument.
+        first_out_in_place: Operators with several outputs, of which the first may alias the first
+            argument.
         version: The runtime version that the table was read from.
         complex_numbers: Operators whose kernels take complex tensors.
     """
@@ -46,18 +47,15 @@ class KernelTable:
 
     @property
     def is_open(self) -> bool:
-        """Return whether all out-variants of other libraries than ATen may be called."""
+        """Return whether all out-variants outside of ATen may be called."""
         return "*" in self.names
 
     def with_kernels(self, names: Iterable[str]) -> KernelTable:
         """Return this table with custom kernels added.
 
         Args:
-            names: Full names of out-variant kernels that the target's runtime registers, such
-                as ``"mylib::fused_gelu.out"``; ``"*"`` stands for all but those of ATen.
-
-        Returns:
-            A new table.
+            names: Full names of out-variant kernels that the target's runtime registers, such as
+                ``"mylib::fused_gelu.out"``; ``"*"`` allows all outside of ATen.
         """
         return replace(self, names=self.names | frozenset(names))
 

@@ -10,7 +10,7 @@ from lowerdeck.torch_base import OpOverload, schema_of
 
 _FACTORY = ("dtype", "layout", "device", "pin_memory")
 
-# Operators that return views: a program copies, or shares memory where that is equivalent.
+# View operators: a program copies, or shares memory if that is equivalent.
 _VIEWS_NAMES = """
     alias as_strided detach diagonal expand permute select slice split split_with_sizes
     squeeze t transpose unbind unfold unsqueeze view view_as_real
@@ -24,14 +24,14 @@ class OutVariant(Kernel):
     """The overload of an operator that writes into given tensors.
 
     Attributes:
-        kept: Position in the functional schema of each argument before the outputs.
+        kept: Positions in the functional schema of the out-variant's inputs.
     """
 
     kept: tuple[int, ...] = ()
 
 
 def copying_name(name: str) -> str:
-    """Return the copying variant of a view operator; other names unchanged.
+    """Return the name of a view operator's copying variant; other names unchanged.
 
     Args:
         name: Operator with namespace, such as ``"aten::permute"``.
@@ -54,7 +54,7 @@ def out_variant(target: OpOverload) -> OutVariant | None:
         target: The functional overload; for a view operator the copying one is looked up.
     """
     variant = _OUT_VARIANTS.get(target) or _find_out_variant(target)
-    # Not cached if missing: it may be registered later.
+    # A missing variant is not cached: it may be registered later.
     if variant is not None:
         _OUT_VARIANTS[target] = variant
     return variant

@@ -1,4 +1,4 @@
-"""Operators that exist only in the runtime, and its kernels on numbers."""
+"""Kernels that exist only in the runtime, and its kernels on numbers."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Role(Enum):
     STATE = "state"
     INPUT = "input"
     CALLER = "caller"
-    """Memory that the caller brings at run time: nothing is planned and nothing may alias it."""
+    """Memory that the caller provides at run time: it is not planned, and nothing may alias it."""
 
 
 _STATIC = frozenset({int})
@@ -32,7 +32,7 @@ class Storage:
 
     Attributes:
         nbytes: Size in bytes, the upper bound where shapes vary.
-        role: What the bytes are for.
+        role: Purpose of the bytes.
         name: Name of the first tensor in it, for messages and pictures.
         memory_id: Planned memory that holds it, from 1; 0 before planning.
         offset: Offset in bytes in that memory.
@@ -50,18 +50,18 @@ class TensorValue:
     """A tensor of the program.
 
     Attributes:
-        name: Name of the graph node that makes it.
+        name: Name of its graph node.
         shape: Size of each dimension; a ``torch.SymInt`` where it varies.
         sizes: Upper bound of each dimension.
         dim_order: Dimensions from the outermost in memory to the innermost.
-        constant: The bytes, when they are known at emit time.
-        key: Name of the parameter or buffer in the model, "" for others.
+        constant: Value of a constant, otherwise None.
+        key: Fully qualified name of a parameter or buffer, "" for others.
         state: Whether this is a buffer that the program mutates.
-        fixed_role: Role that the storage must have, None for an ordinary activation.
-        grows: Whether the runtime fills it row by row, so that its shape varies inside a loop.
+        fixed_role: Required role of the storage, None for an activation.
+        grows: Whether a loop fills it row by row, so that its shape varies inside the loop.
         base: The tensor whose memory this one shares, None when it has its own.
         base_offset: Offset in bytes into the memory of ``base``.
-        storage: Its memory, set when instructions are laid out.
+        storage: Its memory, set by linearization.
     """
 
     name: str
@@ -81,7 +81,7 @@ class TensorValue:
     @property
     def dynamic(self) -> bool:
         """Return whether any dimension varies at run time."""
-        # Cached for the whole shape: every pass asks this of every tensor.
+        # Cached: every pass reads it for every tensor.
         return not _STATIC.issuperset(map(type, self.shape))
 
     @property
@@ -116,7 +116,7 @@ class ScalarValue:
     Attributes:
         name: Name of the graph node that makes it.
         kind: ``int``, ``bool`` or ``float``.
-        initial: Value of the slot before anything is written, a hint of the right kind.
+        initial: Initial value of the slot, a hint of the right type.
     """
 
     name: str
@@ -125,7 +125,7 @@ class ScalarValue:
 
 
 Value: TypeAlias = TensorValue | ScalarValue
-"""What an operation may read or write; a literal argument is plain Python data."""
+"""Operand or result of an operation; literal arguments are plain Python data."""
 
 
 def contiguous_order(rank: int) -> DimOrder:

@@ -9,7 +9,7 @@ from lowerdeck.emitter.ir.instructions import Code
 from lowerdeck.emitter.ir.values import Role, Storage, TensorValue
 
 Spans: TypeAlias = dict[Storage | None, int]
-"""A step for each storage; the key is the storage itself, since an ``id`` may be given twice."""
+"""A step for each storage; not keyed by ``id``, which may be reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Lifetime:
 def spans(code: Code) -> tuple[Spans, Spans]:
     """Return the first and the last step of each storage.
 
-    Time is the order of the steps, except in loops: a storage that a loop only reads is read again
-    in the next iteration, and one that it fills row by row is live from its first iteration.
-    Branches need no rule, because only one of them runs.
+    A storage that is live when a loop starts and used in it stays live until the loop ends, and
+    one that a loop fills row by row is live from the start of the loop. Branches need no rule:
+    only one of them runs.
     """
     first: Spans = {}
     last: Spans = {}
@@ -64,10 +64,10 @@ def spans(code: Code) -> tuple[Spans, Spans]:
 
 
 def lifetimes(code: Code, alignment: int) -> list[Lifetime]:
-    """Return the lifetime of every storage of the activations.
+    """Return the lifetime of every storage to plan.
 
     Args:
-        alignment: Sizes are rounded up to a multiple of this many bytes.
+        alignment: Multiple in bytes to which sizes are rounded up.
     """
     first, last = spans(code)
     planned = (Role.ACTIVATION, Role.INPUT)

@@ -1,4 +1,4 @@
-"""Plan the memory of a method: memory and offset of each storage, checked.
+"""Memory planning: assign a memory and an offset to each storage, and check them.
 
 A planner is any function from a :class:`PlanRequest` to one :class:`Place` for each lifetime. The
 default one uses a single memory.
@@ -25,7 +25,7 @@ class Place:
     """Place of a storage.
 
     Attributes:
-        memory_id: The planned memory, from 1.
+        memory_id: Id of the planned memory, from 1.
         offset: Offset in bytes, a multiple of the alignment.
     """
 
@@ -53,15 +53,15 @@ MemoryPlanner: TypeAlias = Callable[[PlanRequest], Sequence[Place]]
 
 
 def one_memory(request: PlanRequest) -> list[Place]:
-    """Place all storages in a single memory, by best fit in several orders."""
+    """Place all storages in a single memory with :func:`best_fit`."""
     offsets, _ = best_fit(request.lives)
     return [Place(1, offset) for offset in offsets]
 
 
 def plan_memory(code: Code, planner: MemoryPlanner) -> list[int]:
-    """Place every storage of ``code`` but mutable buffers.
+    """Place the storages of ``code`` except mutable buffers; return the memory sizes.
 
-    The storages are changed.
+    Sets ``memory_id`` and ``offset`` of the storages.
 
     Args:
         code: The steps of a method.
@@ -71,7 +71,8 @@ def plan_memory(code: Code, planner: MemoryPlanner) -> list[int]:
         Size in bytes of each memory by its id; entry 0 is reserved and 0.
 
     Raises:
-        MemoryPlanError: If the planner lets two live storages overlap.
+        MemoryPlanError: If the planner's result is invalid, such as two live storages that
+            overlap.
     """
     lives = lifetimes(code, ALIGNMENT)
     request = PlanRequest(code.name, tuple(lives))
@@ -87,14 +88,13 @@ def plan_memory(code: Code, planner: MemoryPlanner) -> list[int]:
 def with_state(
     sizes: Sequence[int], code: Code, states: StatePool, memory_id: int
 ) -> Sequence[int]:
-    """Return the sizes of all memories with that of mutable buffers; these are placed in it.
+    """Place mutable buffers in a memory; return the sizes of all memories.
 
     Args:
         sizes: The sizes of the other memories.
         code: The steps of the method.
-        states: The mutable buffers of the program, added to.
-        memory_id: Their memory, which has the same number and offsets in all methods: above those
-            that the planner chose for any method.
+        states: The program's mutable buffers; extended.
+        memory_id: Id of their memory, the same in all methods and above the ids of all plans.
     """
     if not code.states:
         return sizes
@@ -132,11 +132,11 @@ def check_plan(request: PlanRequest, places: Sequence[Place]) -> None:
 
 
 def _sweep(request: PlanRequest, places: Sequence[Place]) -> None:
-    """Sweep through time with the live storages sorted by place: neighbours must not overlap."""
+    """Sweep through the steps with live storages sorted by place; neighbours must not overlap."""
     lives = request.lives
     events = sorted(
         [(life.first, 1, i) for i, life in enumerate(lives)]
-        # A storage is still read at its last step, so it leaves after the arrivals of that step.
+        # A storage is live in its last step: remove it after the insertions of that step.
         + [(life.last, 2, i) for i, life in enumerate(lives)]
     )
     live: list[tuple[int, int, int, int]] = []

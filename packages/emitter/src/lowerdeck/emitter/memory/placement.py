@@ -1,4 +1,4 @@
-"""Find offsets for storages so that storages live at the same time do not overlap."""
+"""Offset assignment for storages: those live at the same time must not overlap."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lowerdeck.emitter.memory.lifetimes import Lifetime, most_live_bytes
 
-# With more storages than this, repairing an order costs more time than it saves bytes.
+# Skip repairs for more storages: they cost too much time for the bytes saved.
 _REPAIRED_UP_TO = 1500
 _REPAIRS = 12
 _BUCKET = 32
@@ -15,8 +15,8 @@ _BUCKET = 32
 def best_fit(lives: Sequence[Lifetime]) -> tuple[list[int], int]:
     """Return an offset for each storage and the size of the memory.
 
-    Storages are placed one by one into the smallest gap that holds them, in several orders. The
-    smallest result is kept, and the search ends when it reaches the lower bound.
+    Best fit: each storage is placed in the smallest gap that fits, in several orders. The smallest
+    result is kept; the search ends early at the lower bound.
     """
     bound = most_live_bytes(list(lives))
     best: tuple[list[int], int] | None = None
@@ -50,7 +50,7 @@ def _repair(
     best: tuple[list[int], int],
     bound: int,
 ) -> tuple[list[int], int]:
-    """Place again, beginning with the storages that exceeded the lower bound."""
+    """Retry with the storages that exceeded the lower bound first."""
     current = list(order)
     for _ in range(_REPAIRS):
         offsets = placed[0]
@@ -76,7 +76,7 @@ def _place(lives: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], 
         busy: list[tuple[int, int]] = []
         for index_there in placed.during(first, last):
             there = lives[index_there]
-            # Storages of one bucket need not be live at the same time.
+            # Storages in the same bucket may have disjoint lifetimes.
             if there.first <= last and first <= there.last:
                 start = offsets[index_there]
                 busy.append((start, start + there.nbytes))
@@ -94,7 +94,7 @@ def _place(lives: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], 
 
 
 class _Calendar:
-    """Index of storages by time: finds those live in a span without a full scan."""
+    """Interval index of storages: finds candidates live in a span without a full scan."""
 
     def __init__(self) -> None:
         self._by_bucket: dict[int, list[int]] = {}

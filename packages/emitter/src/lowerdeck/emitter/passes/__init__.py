@@ -1,4 +1,4 @@
-"""The passes over the functional form of a method, one a module, in the order of the pipeline."""
+"""Passes over the functional IR of a method, one per module."""
 
 from lowerdeck.emitter.passes.pipeline import run_passes
 from lowerdeck.emitter.passes.select_kernels import require_kernels

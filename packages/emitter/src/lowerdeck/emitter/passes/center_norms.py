@@ -1,9 +1,9 @@
 """Pass: subtract the mean before a normalization kernel.
 
 The runtime's kernels compute a variance as the mean of the squares less the square of the mean.
-Nearly all digits cancel if the mean is large compared to the deviation: with a mean of 100 times
-the deviation a layer norm is off by 2e-3, with 1,000 times by up to 0.5. Numbers around zero
-lose nothing, and subtracting the mean first leaves the deviation unchanged.
+This cancels catastrophically if the mean is large compared to the deviation: with a mean of 100
+deviations a layer norm is off by 2e-3, with 1,000 by up to 0.5. Subtracting the mean first avoids
+this and leaves the deviation unchanged.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 _NEEDED = tuple(f"aten::{name}.out" for name in ("mean", "sub", "add", "view_copy", "expand_copy"))
-# For a norm: the number to subtract, which broadcasts to its input, and the same in the shape of
-# the mean that the norm returns.
+# Mean of a norm's input, broadcastable to the input, and the same in the shape of the mean that
+# the norm returns.
 Mean = tuple[TensorValue, TensorValue]
 
 
@@ -53,7 +53,7 @@ def _centered(norm: Call, before: list[Operation]) -> list[Operation]:
     before += [*operations, Call(_ATEN.sub.Tensor, [source, shift, 1], [centered], None)]
     return [
         norm,
-        # Removed with all dead code if the mean is unread, which is usual.
+        # Usually dead: models rarely read the mean.
         Call(_ATEN.add.Tensor, [rest, mean, 1], [returned], None),
     ]
 
@@ -87,7 +87,7 @@ def _group_mean(norm: Call, before: list[Operation]) -> Mean:
 
 
 class _Size(NamedTuple):
-    """A dimension: its size in the shape, its upper bound, and its number in the program."""
+    """A dimension: its size in the shape, its upper bound, and its IR value or number."""
 
     size: Any
     bound: int

@@ -15,7 +15,7 @@ from lowerdeck.emitter.passes.rewriting import Rule, by_target, rewrite
 from lowerdeck.torch_base import OpOverload, schema_of
 
 _ATEN = torch.ops.aten
-# A longer chain of products is computed by ``pow`` on tensors.
+# Longer chains of products are computed by ``pow`` on tensors.
 _MOST_FACTORS = 64
 
 
@@ -26,7 +26,7 @@ def compute_numbers(method: Method) -> None:
         Nothing.
 
     Ensures:
-        The remaining Python operators on numbers have a kernel, or cannot be computed at all.
+        The remaining Python operators on numbers have a kernel, or are unsupported.
     """
     rewrite(method, by_target(_RULES))
 
@@ -111,7 +111,7 @@ def _power(call: Call, before: list[Operation]) -> None:
             product = _number(operator.mul, [product, base], _kind(base), call, before)
         _become(call, operator.mul, product, base)
         return
-    # Numbers have no such kernel, but zero-dimensional tensors have.
+    # Only tensors have such a kernel.
     if isinstance(exponent, ScalarValue):
         exact_base: Any = base
         target: Any = _ATEN.pow.Scalar
@@ -152,7 +152,7 @@ def _computed(
 
 
 def _item(result: TensorValue, call: Call, before: list[Operation]) -> None:
-    """Make ``call`` read the number from a tensor."""
+    """Change ``call`` to read its result from a tensor."""
     if _kind(call.outs[0]) is int:
         args = [result, torch.int64, None, None, None, False, None]
         result = _computed(_ATEN._to_copy.default, args, call, before, torch.int64)

@@ -1,4 +1,4 @@
-"""Pass: fold constants, and compute equal calls once."""
+"""Pass: constant folding and common subexpression elimination."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from lowerdeck.torch_base import OpOverload, schema_of
 
 # A folded result is stored in the file, so it must be small, or smaller than its arguments.
 _ALWAYS_UP_TO = 1024
-# Uninitialized memory would make each file different.
+# Folding uninitialized memory would make files nondeterministic.
 _UNINITIALISED = ("empty", "resize")
-# Operators that read other state than their arguments.
+# Operators that read state other than their arguments.
 _READS_ELSEWHERE = frozenset({"aten::from_file"})
 # Operators of other libraries may have effects that their schema does not declare.
 _OWN_SPACES = frozenset({"aten", "prims"})
@@ -46,9 +46,9 @@ def is_repeatable(target: OpOverload) -> bool:
 def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None = None) -> None:
     """Replace calls whose arguments are all constants by their results.
 
-    A result that would make the file larger remains a call. Equal calls of that kind, and equal
-    calls that depend on sizes only, are computed once. Calls with random results or effects stay,
-    and so do calls that read a weight of another file, which may be replaced.
+    Calls whose result would enlarge the file are not folded; equal ones, and equal calls that
+    depend only on sizes, are merged. Calls with random results or effects stay, as do calls that
+    read a weight of another file, which may be replaced.
 
     Args:
         method: The method, changed in place.
@@ -58,9 +58,8 @@ def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None =
         The method is functional.
 
     Ensures:
-        No call has only results without elements. No call of constants of the program has a
-        result of at most 1 KB, and no two calls that depend on constants and sizes only are
-        equal.
+        No call has only empty results. No call on constants of the program has a result of at most
+        1 KB, and no two calls that depend only on constants and sizes are equal.
     """
     folder = _Folder(stem_of)
     folder.block(method.block, {})
@@ -82,7 +81,7 @@ class _Folder:
         for operation in block.body:
             substitute_reads(operation, self.replaced)
             for inner in blocks_of(operation):
-                # An inner block may not have run before the operations after it.
+                # Values of an inner block do not dominate the operations after it.
                 self.block(inner, dict(values_by_key))
             if isinstance(operation, Call) and _gives_nothing(operation):
                 continue
@@ -101,7 +100,7 @@ class _Folder:
         block.results = substitute(block.results, self.replaced)
 
     def _is_equal_to_earlier(self, call: Call, values_by_key: dict[Any, list[Value]]) -> bool:
-        """Use the results of an equal earlier call, or record ``call`` as the first."""
+        """Replace ``call`` by an equal earlier one and return True, or record it."""
         earlier = values_by_key.setdefault(_key(call), call.outs)
         if earlier is call.outs:
             return False
@@ -109,7 +108,7 @@ class _Folder:
         return True
 
     def _is_of_sizes(self, call: Call) -> bool:
-        """Return whether ``call`` depends on sizes only, like positions and masks of tokens."""
+        """Return whether ``call`` depends only on sizes, like position ids and attention masks."""
         return _gives_tensors(call) and all(
             isinstance(value, ScalarValue) or value in self._of_sizes or self._known(value)
             for value in values_in(call.args)
@@ -149,14 +148,14 @@ class _Folder:
 
 
 def _gives_tensors(call: Call) -> bool:
-    """Return whether ``call`` returns tensors, and equal ones in every call."""
+    """Return whether ``call`` is repeatable and returns only tensors."""
     if not isinstance(call.target, OpOverload) or not is_repeatable(call.target):
         return False
     return bool(call.outs) and all(isinstance(out, TensorValue) for out in call.outs)
 
 
 def _gives_nothing(call: Call) -> bool:
-    """Make results without elements constants: some kernels reject them."""
+    """Make empty results constants, which some kernels reject; return whether it did."""
     if call.effect or not call.outs:
         return False
     for out in call.outs:
@@ -192,7 +191,7 @@ def _real(argument: Any) -> Any:
 
 
 def _key(call: Call) -> Any:
-    """Return a key that is equal for calls that compute the same."""
+    """Return a key that is equal for equivalent calls."""
     return (call.target, _frozen(call.args))
 
 

@@ -1,10 +1,9 @@
-"""Pass: multiply by matrices as stored, instead of by repeated or transposed copies.
+"""Pass: let ``bmm`` read matrices as stored instead of repeated or transposed copies.
 
-Attention multiplies by all keys and values of a cache. If several heads share them, programs
-repeat them for each head first (``repeat_kv``), and transpose the keys: two copies of the whole
-cache for each token. Instead, the rows of heads that share a matrix can be one left operand,
-which is a view; and the transpose of ``a @ b.T`` is ``b @ a.T``, where ``a`` and the product are
-small for few tokens.
+Attention multiplies by all keys and values of a cache. Grouped-query models repeat them for each
+head first (``repeat_kv``) and transpose the keys: two copies of the whole cache per token.
+Instead, the rows of heads that share a matrix become one left operand, by a view; and ``a @ b.T``
+is the transpose of ``b @ a.T``, where ``a`` and the product are small for few tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from lowerdeck.emitter.ir.values import TensorValue, Value, contiguous_order
 _ATEN = torch.ops.aten
 _VIEW, _PERMUTE = _ATEN.view_copy.default, _ATEN.permute_copy.default
 _WIDE = 32
-"""Multiplications for each copied number from which on the copy is cheap."""
+"""Multiplications per copied element above which a copy is cheap."""
 _VIEW_NAMES = """
     view view_copy _unsafe_view _reshape_alias reshape unsqueeze unsqueeze_copy squeeze
     squeeze_copy clone alias alias_copy detach
@@ -36,8 +35,8 @@ class _Origin(NamedTuple):
     """Origin of the right operand of a batched product.
 
     Attributes:
-        times: How often each matrix is repeated in the batch, consecutively.
-        steps: The calls in between without transposes, and the sizes of their results.
+        times: Consecutive repeats of each matrix in the batch.
+        steps: The calls in between except transposes, with the sizes of their results.
         transposed: Whether each matrix is transposed.
     """
 
@@ -54,9 +53,9 @@ def group_products(method: Method) -> None:
         Numbers of the program are computed, small constants are folded.
 
     Ensures:
-        Copies by ``repeat`` and ``transpose`` that only such a product read are dead where that
-        is possible. The other operand and the product are transposed instead if they are
-        smaller, or grow with the work.
+        Repeated and transposed copies that only a batched product reads are dead if possible. The
+        other operand and the product are transposed instead if they are smaller, or scale with the
+        work.
     """
     readers = Counter(
         [*values_in(method.outputs), *(write_back.source for write_back in method.write_backs)]
@@ -66,7 +65,7 @@ def group_products(method: Method) -> None:
         for operation in block.body:
             readers.update(reads_of(operation))
     for block in all_blocks(method.block):
-        # Values computed outside of a loop stay there.
+        # Look only within a block: loop-invariant values stay outside of the loop.
         producers: dict[Value, Call] = {}
         body: list[Operation] = []
         for operation in block.body:
@@ -88,7 +87,7 @@ def _origin(
     if not left.contiguous or not isinstance(left.shape[0], int):
         return None
     transposed, steps = False, list[tuple[Call, list[int]]]()
-    # Backwards, the batch is all dimensions but the last two.
+    # Walk backwards; the batch is all dimensions but the last two.
     while (call := producers.get(value)) is not None and readers[value] == 1 and call.args:
         source = call.args[0]
         if not isinstance(source, TensorValue) or len(call.outs) != 1 or source.rank < 3:
@@ -137,8 +136,8 @@ def _is_less(product: Call, matrices: TensorValue) -> bool:
     assert isinstance(left, TensorValue)
     assert isinstance(out, TensorValue)
     if left.dynamic:
-        # Copies of the rows cost a share of the product; a copy of the matrices is needed even
-        # for a single row.
+        # Copying the rows scales with the product; copying the matrices costs the same even for a
+        # single row.
         return min(matrices.sizes[-2:]) >= _WIDE
     return prod(left.sizes) + prod(out.sizes) < prod(matrices.sizes)
 
@@ -149,7 +148,7 @@ def _product(product: Call, found: _Origin) -> list[Operation]:
     def call(
         target: Any, source: TensorValue, argument: Any, sizes: Any, rows: Any
     ) -> TensorValue:
-        """Add a call on one tensor; ``rows`` is the dynamic dimension, and its size."""
+        """Append a unary call; ``rows`` is the dynamic dimension and its size."""
         shape = [*sizes]
         shape[rows[0]] = rows[1]
         name, order = f"{source.name}.{len(body)}", contiguous_order(len(sizes))

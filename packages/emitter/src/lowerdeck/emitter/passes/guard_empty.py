@@ -1,8 +1,7 @@
 """Pass: guard kernels that fail on zero-element tensors.
 
-Some kernels return before they have written their output, give it another shape, or abort the
-process when a dimension is 0. Each rule was found by running the kernel in the runtime from which
-the kernel table was read.
+If a dimension is 0, some kernels return without writing their output, resize it wrongly, or abort
+the process. Each rule was found by running the kernel in the runtime of the kernel table.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ Size: TypeAlias = tuple[TensorValue, int]
 
 @dataclass(frozen=True, slots=True)
 class _Empty:
-    """Result of a call on tensors without elements.
+    """Result of a call on empty tensors.
 
     Attributes:
-        sizes: Sizes of which one must be 0.
-        shape: For each dimension of the result the sizes and numbers whose sum it is.
-        value: Value of all elements, if there are any.
+        sizes: Sizes; the result applies if any is 0.
+        shape: Terms whose sum is the size, for each dimension of the result.
+        value: Fill value of the result.
     """
 
     sizes: Sequence[Size]
@@ -47,10 +46,10 @@ _Rule: TypeAlias = Callable[[Call], "_Empty | None"]
 
 
 def guard_empty(method: Method, table: KernelTable) -> None:
-    """Fill the output instead of running the kernel if a dimension that it needs is 0.
+    """Fill the output instead of running the kernel if one of its critical dimensions is 0.
 
     Raises:
-        UnsupportedError: If torch has no value for the tensor that a call is given.
+        UnsupportedError: If a reduction of an empty tensor has no identity.
     """
 
     def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
@@ -156,7 +155,7 @@ def _matrix_product(call: Call) -> _Empty:
 
 
 def _linear(call: Call) -> _Empty | None:
-    """The same for a linear layer without bias; with one the kernel starts from the bias."""
+    """Fill with zeros without a bias, with which the kernel initializes the output."""
     source, weight, bias = call.args
     if bias is not None:
         return None
@@ -199,7 +198,7 @@ def _alike(call: Call) -> _Empty:
 def _concatenation(call: Call) -> _Empty:
     """Set the shape of the result: the kernel miscounts pieces without elements."""
     pieces, dim = call.args
-    # torch ignores an empty vector whatever the other pieces are.
+    # ``cat`` ignores tensors of shape (0,).
     whole = [piece for piece in pieces if piece.rank != 1 or piece.sizes != (0,)] or pieces
     first = whole[0]
     dim %= first.rank
@@ -210,7 +209,7 @@ def _concatenation(call: Call) -> _Empty:
 
 
 def _padding(call: Call) -> _Empty:
-    """Fill completely: the kernel rejects an inner dimension of size 0."""
+    """Fill with the padding value: the kernel rejects an inner dimension of size 0."""
     source, pad, value = call.args
     shape: list[Sequence[Size | int]] = [[size] for size in _all_sizes(source)]
     for index in range(0, len(pad), 2):
@@ -224,8 +223,9 @@ def _must_have_one(call: Call) -> None:
     source = call.args[0]
     if any(size == 0 for size in source.shape):
         raise UnsupportedError(
-            f"{call.op_name} of a tensor without elements, of shape {tuple(source.shape)}, has no "
-            f"value, and torch raises an error: {source_of(call.origin)}; give it at least one"
+            f"{call.op_name} of a tensor without elements, of shape {tuple(source.shape)}, is "
+            f"undefined, and torch raises an error: {source_of(call.origin)}; give it at least "
+            "one"
         )
 
 

@@ -68,7 +68,7 @@ class _Layouts:
             self._operation(operation)
             body += [*self._before, operation]
             self._before = outer
-        # A conversion in an inner block is not available after it.
+        # A conversion in an inner block does not dominate the operations after it.
         self._relaid = saved
         block.body = body
 
@@ -85,7 +85,7 @@ class _Layouts:
                 self.block(operation.condition)
                 self.block(operation.body)
             case Scan():
-                # Rows are read by a kernel that supports only the contiguous layout.
+                # The kernel that selects rows supports only the contiguous layout.
                 operation.xs = [self._contiguous(value) for value in operation.xs]
                 self.block(operation.body)
 
@@ -109,7 +109,8 @@ class _Layouts:
     def _foreign(self, call: Call) -> None:
         """Give a kernel of another library the layouts that the program records.
 
-        What such a kernel takes is not known; its fake results say what it makes of images.
+        The layouts that such a kernel accepts are unknown; 4-D arguments get the layout of its
+        fake results.
         """
         metas = pytree.tree_leaves(call.origin.meta.get("val")) if call.origin else []
         for out, meta in zip(call.outs, metas, strict=False):
@@ -150,7 +151,7 @@ class _Layouts:
     def _delegate(self, delegate: Delegate) -> None:
         """Give a delegate's inputs and results the layouts that it was compiled for.
 
-        They are those of its own program: a retrace of the caller may have changed strides.
+        Read from the delegate's program: a retrace of the caller may have changed strides.
         """
         inner = getattr(delegate.module, "original_module", None)
         metas = list(_user_inputs(inner)) if inner is not None else []

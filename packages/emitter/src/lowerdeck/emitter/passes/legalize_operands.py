@@ -1,7 +1,7 @@
-"""Pass: work around operands that kernels reject, with a tensor, a cast or another shape.
+"""Pass: convert operands that kernels reject to tensors, other dtypes or other shapes.
 
-Each rule avoids one fault of one kernel, found by running it in the runtime from which the kernel
-table was read.
+Each rule works around one kernel fault, found by running the kernel in the runtime of the kernel
+table.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _byte_factor(call: Call, _before: list[Operation]) -> None:
 
 
 def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
-    """Copy: a reduction or scan of a scalar is the scalar, but the kernel aborts."""
+    """Copy a 0-dim tensor, which equals its reduction or scan; the kernel aborts."""
     source, out = call.args[0], call.outs[0]
     if source.rank != 0 or not isinstance(out, TensorValue):
         return None
@@ -171,7 +171,7 @@ def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
 
 
 def _unfold(call: Call, _before: list[Operation]) -> list[Operation] | None:
-    """Reshape a scalar, for which the kernel aborts."""
+    """Reshape a 0-dim tensor, for which the kernel aborts."""
     source, out = call.args[0], call.outs[0]
     if source.rank != 0 or not isinstance(out, TensorValue) or out.sizes != (1,):
         return None

@@ -1,4 +1,4 @@
-"""The passes in the order in which they run."""
+"""The pass pipeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lowerdeck.emitter.passes.write_branches import write_branches
 def run_passes(
     method: Method, config: EmitConfig, stem_of: Callable[[str], str | None] | None = None
 ) -> None:
-    """Bring ``method`` into the form that can be linearized.
+    """Run all passes on ``method``, so that it can be linearized.
 
     Args:
         method: The method, changed in place.

@@ -1,4 +1,4 @@
-"""Pass: remove copies and views that change nothing, and join chains of views."""
+"""Pass: remove no-op copies and views, and merge chains of views."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias", "resh
 
 
 def remove_copies(method: Method) -> None:
-    """Replace results that equal their source by the source, and join chains of views.
+    """Replace results that equal their source by the source, and merge chains of views.
 
-    A copy matters only if its source is overwritten later. Nothing is overwritten before the
-    write-backs at the end, which preserve old values that are still needed.
+    This is safe because nothing is overwritten before the write-backs at the end, which preserve
+    old values that are still needed.
 
     Requires:
         Layouts are decided; the method is functional.
 
     Ensures:
-        No call copies a tensor to the same type, shape and layout; no permutation or view reads
-        another one.
+        No call copies a tensor to the same type, shape and layout; no permutation reads a
+        permutation, no view a view.
     """
     replaced: dict[Value, Any] = {}
     _sweep(method.block, replaced, {})
@@ -72,7 +72,7 @@ def _sweep(block: Block, replaced: dict[Value, Any], producers: dict[Value, Call
 
 
 def _join(call: Call, producers: dict[Value, Call]) -> None:
-    """Skip the view or permutation that produces the argument of another one."""
+    """Merge a view or permutation into the one that reads it."""
     name = call.op_name
     if name not in _PERMUTES and name not in _VIEWS:
         return
@@ -89,7 +89,7 @@ def _join(call: Call, producers: dict[Value, Call]) -> None:
 
 
 def _pairs_of(call: Call, producers: dict[Value, Call]) -> Value | None:
-    """Return the pairs that became the complex numbers which ``call`` splits into pairs again."""
+    """Return the pairs of real numbers if ``call`` undoes their conversion to complex numbers."""
     if call.op_name not in _TO_PAIRS:
         return None
     before = producers.get(call.args[0])
@@ -100,7 +100,7 @@ def _pairs_of(call: Call, producers: dict[Value, Call]) -> Value | None:
 
 
 def _changed(call: Call) -> Any:
-    """Return the argument that a result would be a copy of."""
+    """Return the argument that a no-op call copies, or None."""
     if call.op_name == "bitwise_and" and _is_truth(call.args[0]):
         return call.args[1]
     return call.args[0] if call.args else None

@@ -1,4 +1,4 @@
-"""Rewrite a method call by call."""
+"""Apply rewrite rules to the calls of a method."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
 from lowerdeck.emitter.ir.values import TensorValue
 
 Rule: TypeAlias = Callable[[Call, list[Operation]], Sequence[Operation] | None]
-"""Changes a call, appends what precedes it to the list, and returns what replaces it; None keeps
-the call."""
+"""Takes a call and the list of operations before it; may change the call and extend the list.
+Returns the replacement, or None to keep the call.
+"""
 
 
 def rewrite(method: Method, rule: Rule) -> None:
@@ -26,7 +27,7 @@ def rewrite(method: Method, rule: Rule) -> None:
 
 
 def by_target(rules: Mapping[Any, Rule]) -> Rule:
-    """Return a rule that applies the rules for each call's target."""
+    """Return a rule that dispatches on each call's target."""
 
     def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
         rewrite = rules.get(call.target)

@@ -77,7 +77,7 @@ def _refuse_missing(missing: dict[str, tuple[str, list[str]]], table: KernelTabl
 
 
 def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
-    """Return the part of ``call`` that the kernel does not support, or ""."""
+    """Return why the kernel does not support ``call``, or ""."""
     if call.op_name == "convolution" and call.args[0].rank not in (3, 4):
         return f"the kernel takes 3 or 4 dimensions, this convolution has {call.args[0].rank}"
     if call.op_name == "max_pool2d_with_indices_backward":
@@ -87,9 +87,9 @@ def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
     official = kernel.full_name in OFFICIAL_KERNELS
     takes_complex = kernel.name.partition("::")[2] in table.complex_numbers
     if official and not takes_complex and _complex(call):
-        return "the kernel knows no complex types"
+        return "the kernel does not support complex dtypes"
     if official and _bytes_of_floats(call):
-        return "the kernel knows no floats of 8 bits"
+        return "the kernel does not support float8 dtypes"
     if call.op_name in ("as_strided", "as_strided_copy") and (why := _not_as_eager(call)):
         return why
     if call.op_name in ("unfold", "unfold_copy") and call.args[0].rank == 0:
@@ -98,7 +98,7 @@ def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
 
 
 def _not_as_eager(call: Call) -> str:
-    """Return why strides into the memory of eager's tensor select other elements in a program."""
+    """Return why ``as_strided`` selects other elements in a program than in eager, or ""."""
     source = call.origin.args[0] if call.origin is not None else None
     traced = source.meta.get("val") if isinstance(source, fx.Node) else None
     if not isinstance(traced, torch.Tensor):
@@ -111,7 +111,7 @@ def _not_as_eager(call: Call) -> str:
     _, size, stride, offset = call.args[:4]
     fixed = (*size, *stride, offset or 0)
     if not all(isinstance(number, int) for number in fixed):
-        return "it takes sizes and strides that do not vary only"
+        return "it supports only static sizes and strides"
     last = (offset or 0) + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if 0 not in size and last >= traced.numel():
         return "it reads past its argument's elements; take the whole tensor as its argument"
@@ -133,7 +133,7 @@ def _dtypes(call: Call) -> Iterator[torch.dtype]:
 
 
 def needs_no_kernel(call: Call) -> bool:
-    """Return whether memory planning alone implements ``call``."""
+    """Return whether all results of ``call`` are views in planned memory."""
     outs = call.outs
     if isinstance(call.target, Kernel) or not outs:
         return False

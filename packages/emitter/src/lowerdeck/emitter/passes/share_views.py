@@ -17,7 +17,7 @@ _RESHAPES_NAMES = """
 """
 _RESHAPES = frozenset(_RESHAPES_NAMES.split())
 _VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias", "reshape"})
-# A complex number is the same bytes as a pair of real ones.
+# A complex number has the same bytes as a pair of real ones.
 _PAIRS = frozenset({"view_as_complex", "view_as_real", "view_as_real_copy"})
 _SAME_NAMES = """
     alias alias_copy detach detach_copy clone lift_fresh_copy _to_copy expand expand_copy
@@ -30,7 +30,7 @@ _PERMUTES = frozenset(_PERMUTES_NAMES.split())
 
 
 def share_views(method: Method) -> None:
-    """Set ``base`` on each tensor that is only a view of existing bytes.
+    """Set ``base`` on each tensor that is a view of its argument's bytes.
 
     With a dynamic shape, or memory from the caller, the view is created at run time by
     ``et_view``, which copies nothing either.
@@ -63,7 +63,7 @@ def _share(call: Call, at_run_time: dict[TensorValue, TensorValue]) -> None:
     if _varies(source) or any(out.dynamic for out in outs):
         size = _size_at_run_time(call, source, outs[0])
         if size is not None:
-            # The base of a view of a view is the base of that view.
+            # Flatten views of views to the outermost base.
             root = at_run_time.get(source, source)
             call.target, call.args = RESHAPE_IN_PLACE, [root, size]
             at_run_time[outs[0]] = outs[0].base = root
@@ -150,7 +150,7 @@ def _first_dim(dim: Any, source: TensorValue) -> int:
 
 
 def _outermost(dim: Any, source: TensorValue) -> bool:
-    """Return whether slices along ``dim`` are consecutive bytes."""
+    """Return whether slices along ``dim`` are contiguous in memory."""
     if not isinstance(dim, int) or source.rank == 0:
         return False
     return all(size == 1 for size in source.sizes[: _first_dim(dim, source)])

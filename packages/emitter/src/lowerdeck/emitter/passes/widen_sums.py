@@ -1,4 +1,4 @@
-"""Pass: preserve digits that kernels lose when they add many numbers.
+"""Pass: avoid rounding errors of kernels that add many numbers.
 
 Measured in the runtime 1.4.1. Some kernels accumulate half precision in half precision, where
 2,048 + 1 is 2,048. A mean, a variance and a sum over several dimensions of float32 are accumulated
@@ -20,7 +20,7 @@ from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, rewrite
 
 _ATEN = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-# So many numbers accumulate sequentially with an error of at most 4 units in the last place.
+# Up to this count sequential accumulation has an error of at most 4 units in the last place.
 _FEW = 512
 
 
@@ -28,7 +28,7 @@ def widen_sums(method: Method) -> None:
     """Rewrite calls whose kernels lose digits of a sum.
 
     Requires:
-        Every argument that is a tensor in the schema is one.
+        Every argument with a tensor type in the schema is a tensor.
 
     Ensures:
         No call matches a rule.

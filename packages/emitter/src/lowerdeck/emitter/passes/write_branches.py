@@ -19,7 +19,7 @@ from lowerdeck.emitter.ir.values import TensorValue, Value
 
 
 def write_branches(method: Method) -> None:
-    """Replace results of branches by the value that both branches write.
+    """Replace the results of both branches by one value that they write directly.
 
     Otherwise each branch ends with one copy for each result.
 
@@ -28,8 +28,8 @@ def write_branches(method: Method) -> None:
         is written in both branches.
 
     Ensures:
-        A branch copies a result only if it is computed outside, shares memory, or differs in
-        layout.
+        A branch copies a result only if it is computed outside, aliases other memory, or differs
+        in layout.
     """
     for block in all_blocks(method.block):
         for operation in block.body:

@@ -1,4 +1,4 @@
-"""Pass over the steps: write results in place of inputs, and new state directly to its buffer."""
+"""Pass over the steps: write results into dying inputs, and new state directly to its buffer."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def write_in_place(code: Code, table: KernelTable) -> None:
         Every tensor of ``code`` has a separate storage or shares that of its base.
 
     Ensures:
-        A step whose output is its input's memory calls a kernel that is safe in place according
-        to the table, and nothing reads the old content afterwards.
+        If an output aliases an input, the kernel is safe in place according to the table, and the
+        old content is not read afterwards.
     """
     _Merger(code, table).run()
 
@@ -74,7 +74,7 @@ class _Merger:
     # Buffers
 
     def _write_states(self) -> None:
-        """Let the producer of a buffer's new value write it into the buffer."""
+        """Make the producers of new buffer values write directly to the buffers."""
         code = self._code
         removed = set()
         for index, step in enumerate(code.steps):
@@ -97,7 +97,7 @@ class _Merger:
         )
 
     def _ends_at_copy(self, index: int) -> bool:
-        """Return whether a step copies a value, unread afterwards, for a mutating kernel."""
+        """Return whether a step copies a dying value for a kernel that mutates its argument."""
         step = self._code.steps[index]
         if not self._is_for_rewriting(step):
             return False
@@ -129,8 +129,8 @@ class _Merger:
         if between and (between != [first] or not self._safe(producer, source, state)):
             return None
         self._merge(storage, target)
-        # Only buffers look up their users, and each is written back once: merging a chain of
-        # activations one by one would be quadratic here.
+        # Searching the uses is linear, so this runs only for buffers, each written back once; for
+        # chains of activations it would be quadratic.
         self._uses[target] = sorted({*self._uses[target], *uses})
         return first
 
@@ -193,6 +193,6 @@ def _whole(value: TensorValue) -> bool:
 
 
 def _form(value: TensorValue) -> tuple[object, ...]:
-    """Return a key that is equal for two tensors if element i has the same offset in both."""
+    """Return a key that is equal for two tensors of equal dtype, shape and layout."""
     shape = tuple(map(expression_of, value.shape))
     return (value.dtype, shape, value.sizes, value.dim_order)
