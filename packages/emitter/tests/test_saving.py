@@ -52,7 +52,7 @@ def test_save_writes_the_bytes_or_nothing(tmp_path: Path, weights: str | None) -
 
 def test_external_data_need_a_file_beside_them(tmp_path: Path) -> None:
     before = sorted(Path("/dev").iterdir())
-    with pytest.raises(ProgramError, match=r"/dev/null is a device .* 'weights': give the path"):
+    with pytest.raises(ProgramError, match=r"/dev/null is a device .* 'weights': use the path"):
         emitted(1.0).save("/dev/null")
     with pytest.raises(ProgramError, match="found a BytesIO, expected a path"):
         emitted(1.0).save(io.BytesIO())  # type: ignore[arg-type]
