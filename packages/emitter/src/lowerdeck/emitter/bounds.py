@@ -115,10 +115,10 @@ def _bounded(
     dimensions = list(_dynamic_dimensions(program.graph))
     for node, dim, size in dimensions:
         symbol = expression_of(size)
-        least, most = size_range(size, ranges)
-        bound = most
+        lower, upper = size_range(size, ranges)
+        bound = upper
         if not isinstance(bounds, Mapping):
-            bound = bounds if most is None else most
+            bound = bounds if upper is None else upper
         else:
             by_dimension = bounds.get(node.name)
             requested: dict[tuple[str, int | None], Any]
@@ -129,13 +129,13 @@ def _bounded(
                 requested[node.name, dim] = by_dimension.get(dim)
             numbers = {key: number for key, number in requested.items() if isinstance(number, int)}
             used.update(numbers)
-            bound = min(numbers.values(), default=most)
-        if bound is None or bound == most:
+            bound = min(numbers.values(), default=upper)
+        if bound is None or bound == upper:
             continue
-        if bound < least or (most is not None and bound > most):
+        if bound < lower or (upper is not None and bound > upper):
             raise EmitterError(
                 f"bounds: found {bound} for {names[str(symbol)]}, but the program was exported "
-                f"for {least} to {'any size' if most is None else most}"
+                f"for {lower} to {'any size' if upper is None else upper}"
             )
         value_range = ranges[symbol]
         ranges[symbol] = type(value_range)(value_range.lower, bound)
@@ -195,12 +195,12 @@ def _solved(condition: Any, symbol: Any, ranges: Mapping[Any, Any]) -> int | Non
     difference = -difference if operator in {">=", ">"} else difference
     difference += int(operator in {"<", ">"})
     factor = difference.coeff(symbol)
-    rest = difference - factor * symbol
+    other_terms = difference - factor * symbol
     if operator == "==" and factor.is_negative:
-        factor, rest = -factor, -rest
-    if not (factor.is_Integer and factor.is_positive) or symbol in rest.free_symbols:
+        factor, other_terms = -factor, -other_terms
+    if not (factor.is_Integer and factor.is_positive) or symbol in other_terms.free_symbols:
         return None
-    return expression_range(-rest // factor, ranges)[1]
+    return expression_range(-other_terms // factor, ranges)[1]
 
 
 def _lower_upper_bound(ranges: dict[Any, Any], symbol: Any, bound: int | None) -> None:

@@ -1,8 +1,7 @@
-"""Compile programs for the XNNPACK delegate of the official runtime, and run them here.
+"""XNNPACK backend: compiler for the official runtime's delegate, and a Python reference runtime.
 
-Importing this package does not register a backend: running a file needs only the runtime half, and
-another compiler's backend of the same id may be registered. Each half is imported at first use, so
-that compiling does not load the Python kernels and running does not load the compiler.
+Importing this package does not register a backend, because another compiler may have registered
+the same id. Compiler and runtime are imported at first use and independently.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = [
     "XnnpackPartitioner",
     # At run time
     "XnnpackRuntime",
-    # Payloads, as the serializer reads them
+    # Payloads, defined by the serializer
     "XnnGraph",
     "decode_payload",
     # Errors
@@ -51,7 +50,7 @@ _HALVES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return a part of one half, importing it at the first use."""
+    """Import the compiler or the runtime at the first access to one of its names."""
     if name not in _HALVES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HALVES[name]}"), name)

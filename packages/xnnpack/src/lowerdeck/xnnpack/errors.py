@@ -4,7 +4,7 @@ from lowerdeck.lowered_module import UnsupportedOperatorError
 
 
 class XnnpackError(Exception):
-    """Base of all errors of ``lowerdeck.xnnpack``."""
+    """Base class of the errors of ``lowerdeck.xnnpack``."""
 
 
 class UnsupportedNodeError(XnnpackError, UnsupportedOperatorError):
@@ -16,7 +16,7 @@ class QuantizationError(UnsupportedNodeError, ValueError):
 
 
 class BlobError(XnnpackError, ValueError):
-    """A delegate's payload is truncated, damaged, hostile or of another version."""
+    """A delegate's payload is truncated, corrupt, malicious or of another version."""
 
 
 class DelegateInputError(XnnpackError, ValueError):
@@ -24,4 +24,4 @@ class DelegateInputError(XnnpackError, ValueError):
 
 
 class DelegateRunError(XnnpackError, RuntimeError):
-    """An intact payload failed at run time, for instance for lack of memory."""
+    """A valid payload failed at run time, for instance out of memory."""

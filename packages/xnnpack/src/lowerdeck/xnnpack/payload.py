@@ -1,4 +1,4 @@
-"""Encodings of elements and orders of dimensions of the values of a payload."""
+"""Encodings and memory layouts of payload values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ BFLOAT = XnnEncoding(XnnDatatype.BF16)
 PER_ROW = XnnEncoding(XnnDatatype.QDINT8, nonbatch_dims=1)
 """Dynamically quantised per row."""
 PER_IMAGE = XnnEncoding(XnnDatatype.QDINT8, nonbatch_dims=3)
-"""Dynamically quantised input of a convolution; other values give garbage or are refused."""
+"""Dynamically quantised input of a convolution; with other fields the runtime returns garbage or
+refuses the payload.
+"""
 
 
 def int8(scale: float, zero_point: int = 0) -> XnnEncoding:
@@ -40,13 +42,13 @@ class Layout(Enum):
     """Order of XNNPACK's convolutions and pools: N, H, W, C."""
 
     def permutation(self, rank: int) -> tuple[int, ...]:
-        """Return torch's dimension of each dimension of memory, outermost first."""
+        """Return torch's dimension for each memory dimension, outermost first."""
         if self is Layout.PLAIN or rank < 3:
             return tuple(range(rank))
         return (0, *range(2, rank), 1)
 
     def arrange(self, sizes: Sequence[T]) -> tuple[T, ...]:
-        """Return values per dimension in torch's order as values in the order of memory."""
+        """Return per-dimension values, given in torch's order, in memory order."""
         return tuple(sizes[axis] for axis in self.permutation(len(sizes)))
 
     def position(self, axis: int, rank: int) -> int:
@@ -55,21 +57,22 @@ class Layout(Enum):
 
 
 LAYOUT_MARK = " channels_last"
-"""What comes in a payload's version before the positions of arguments with channels last. The
-official runtime sees layouts from the program's tensors; it does not look at the version."""
+"""Prefix of a payload's version string, before the positions of channels-last arguments. The
+official runtime ignores the version and reads layouts from the program's tensors.
+"""
 
 
 def layout_text(channels_last: Iterable[int]) -> str:
-    """Return a payload's version with the positions of the arguments with channels last."""
+    """Return a payload's version string with the positions of channels-last arguments."""
     positions = "".join(f" {position}" for position in sorted(channels_last))
     return f"0{LAYOUT_MARK}{positions}" if positions else "0"
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """Return the layout in which a program holds an input or an output of a partition.
+    """Return the layout of a partition's input or output in the program.
 
     Args:
-        tensor: The example value of the input or output.
+        tensor: Its fake tensor.
     """
     return Layout.CHANNELS_LAST if is_channels_last(tensor) else Layout.PLAIN
 

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 if TYPE_CHECKING:
 
     class Quantizer:
-        """Untyped base class of torchao's quantisers."""
+        """Untyped alias of torchao's quantiser base class."""
 else:
     try:
         from torchao.quantization.pt2e.quantizer import Quantizer
@@ -41,27 +41,25 @@ _WITH_SCALARS = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 class XnnpackQuantizer(Quantizer):
     """Annotate models for PT2E quantisation, as ExecuTorch's ``XNNPACKQuantizer`` does.
 
-    Its annotations are those of ExecuTorch 1.4.1 with ``set_global``, except where these are slow
-    or wrong:
+    Annotations equal those of ExecuTorch 1.4.1 with ``set_global``, with these fixes:
 
-    - Dynamic: a convolution before a relu is quantised too. ExecuTorch leaves it in float, and
-    with it most of an image network. - Dynamic: a one-dimensional convolution is quantised too. -
-    A three-dimensional convolution stays in float: XNNPACK has none. - Layers that share their
-    weights are all quantised; ExecuTorch quantises the first. - An in-place relu keeps the scales
-    of its input, like one that is not in place. - A number that is added to, or multiplied with,
-    integers does not become a float tensor, which would make the results floats; concatenated
-    integer tensors are not observed, which would fail. - An adaptive average pool is quantised as
-    a function too, not only as a module. - Constants that contain infinities, such as masks, stay
-    in float, whatever their size.
+    - Dynamic: a convolution before a relu is quantised too; ExecuTorch leaves it, and so most of
+      an image network, in float. So is a 1-D convolution; XNNPACK has no 3-D convolution.
+    - All layers that share weights are quantised, not only the first.
+    - An in-place relu keeps the scale of its input, like an out-of-place one.
+    - A number added to or multiplied with an integer tensor does not become a float tensor, which
+      would promote the result; concatenated integer tensors are not observed, which would fail.
+    - A functional adaptive average pool is quantised too.
+    - Constants with infinities, such as masks, stay in float whatever their size.
 
     Args:
-        per_channel: Whether each channel of a weight has its own scale, which is more accurate and
-            equally fast.
-        dynamic: Whether activations are quantised at run time, row by row: no calibration, linear
+        per_channel: Whether weights have per-channel scales, which are more accurate and equally
+            fast.
+        dynamic: Whether activations are quantised per row at run time, without calibration; linear
             layers and convolutions only.
         qat: Whether the program is trained further (``prepare_qat_pt2e``).
         weight_bits: 8, or 4 for linear layers.
-        accepts: Whether a node may be quantised; by default every node may.
+        accepts: Returns whether a node may be quantised; by default all may.
 
     Raises:
         XnnpackError: Another number of bits.
@@ -95,7 +93,7 @@ class XnnpackQuantizer(Quantizer):
         self._accepts: Callable[[Node], bool] = accepts or (lambda _: True)
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Turn numbers that are added or multiplied into tensors, which have scales, in place.
+        """Convert number operands to tensors, which have scales, in place.
 
         Args:
             model: The module to quantise.
@@ -131,11 +129,11 @@ class XnnpackQuantizer(Quantizer):
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Accept every annotation: all can be compiled."""
+        """Accept every annotation."""
 
 
 def _tensor_of(number: object, model: GraphModule, user: Node) -> Node:
-    """Return a node that reads a number as a constant of the model."""
+    """Return a node that reads a number stored as a buffer of the model."""
     position = 0
     while hasattr(model, f"_tensor_constant_{position}"):
         position += 1

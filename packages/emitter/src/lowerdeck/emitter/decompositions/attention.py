@@ -48,8 +48,8 @@ def attention(
     scores = torch.matmul(query * factor, key.transpose(-2, -1))
     if is_causal:
         length, source = query.size(-2), key.size(-2)
-        seen = torch.ones(length, source, dtype=torch.bool, device=query.device).tril()
-        scores = torch.where(seen, scores, _lowest(scores))
+        causal_mask = torch.ones(length, source, dtype=torch.bool, device=query.device).tril()
+        scores = torch.where(causal_mask, scores, _lowest(scores))
         return torch.matmul(torch.softmax(scores, -1), value)
     if attn_mask is None:
         return torch.matmul(torch.softmax(scores, -1), value)

@@ -71,9 +71,9 @@ def _mirrored(position: torch.Tensor, low: float, span: float) -> torch.Tensor:
     if span == 0:
         return torch.zeros_like(position)
     distance = torch.abs(position - low)
-    rest = torch.fmod(distance, span)
-    turns = torch.floor(distance / span)
-    return torch.where(torch.fmod(turns, 2) == 0, rest + low, span - rest + low)
+    offset = torch.fmod(distance, span)
+    reflections = torch.floor(distance / span)
+    return torch.where(torch.fmod(reflections, 2) == 0, offset + low, span - offset + low)
 
 
 def _elements(flat: torch.Tensor, near: list[torch.Tensor], sizes: list[int]) -> torch.Tensor:

@@ -102,8 +102,8 @@ def total(
         result_type = self.dtype if self.is_floating_point() else torch.int64
     if not dim or len(dim) != 1 or self.dim() == 0 or not _is_narrowed(self.dtype, result_type):
         return NotImplemented
-    both = [dim[0] % self.dim(), self.dim()]
-    result = torch.sum(self.unsqueeze(-1), both, keepdim, dtype=dtype)
+    dims = [dim[0] % self.dim(), self.dim()]
+    result = torch.sum(self.unsqueeze(-1), dims, keepdim, dtype=dtype)
     return result.squeeze(-1) if keepdim else result
 
 

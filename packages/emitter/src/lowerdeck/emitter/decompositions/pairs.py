@@ -16,5 +16,5 @@ def fits(pairs: Any) -> bool:
     Args:
         pairs: Number of pairs, possibly symbolic.
     """
-    most = size_range(pairs)[1]
-    return most is not None and most <= MOST_PAIRS
+    largest = size_range(pairs)[1]
+    return largest is not None and largest <= MOST_PAIRS

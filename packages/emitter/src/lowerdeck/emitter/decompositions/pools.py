@@ -38,15 +38,15 @@ def average_pool(
     kernel, strides, paddings = (
         _three(amounts) for amounts in (kernel_size, stride or kernel_size, padding)
     )
-    rest = (ceil_mode, count_include_pad)
+    flags = (ceil_mode, count_include_pad)
     second = None if divisor_override is None else 1
     images = _ATEN.avg_pool2d.default(
-        _images(self), kernel[1:], strides[1:], paddings[1:], *rest, divisor_override
+        _images(self), kernel[1:], strides[1:], paddings[1:], *flags, divisor_override
     )
     high, wide = images.shape[2:]
     rows = images.reshape(-1, 1, self.size(-3), high * wide)
     rows = _ATEN.avg_pool2d.default(
-        rows, [kernel[0], 1], [strides[0], 1], [paddings[0], 0], *rest, second
+        rows, [kernel[0], 1], [strides[0], 1], [paddings[0], 0], *flags, second
     )
     return rows.reshape(*self.shape[:-3], rows.size(2), high, wide)
 

@@ -41,8 +41,10 @@ def remainder_scalar(self: torch.Tensor, other: float) -> Any:
 
 
 def _float64_remainder(self: torch.Tensor, other: Any) -> torch.Tensor:
-    rest = torch.fmod(self, other)
-    return torch.where((rest != 0) & ((rest < 0) != (other < 0)), rest + other, rest)
+    remainder = torch.fmod(self, other)
+    return torch.where(
+        (remainder != 0) & ((remainder < 0) != (other < 0)), remainder + other, remainder
+    )
 
 
 def _unless_float64(target: OpOverload) -> Callable[..., Any]:

@@ -59,17 +59,17 @@ def dropout(self: torch.Tensor, p: float, train: bool | None) -> Any:
     """Return ``native_dropout`` and its mask: the kernel does not scale the kept elements."""
     if train is False:
         return self.clone(), torch.ones(self.shape, dtype=torch.bool, device=self.device)
-    kept = torch.rand(self.shape, device=self.device) >= p
+    kept_mask = torch.rand(self.shape, device=self.device) >= p
     factor = 0.0 if p == 1 else 1.0 / (1.0 - p)
-    return self * kept * factor, kept
+    return self * kept_mask * factor, kept_mask
 
 
 def exponential(self: torch.Tensor, lambd: float = 1.0, **_: Any) -> Any:
     """Return ``exponential``."""
     # The kernel draws doubles below 1, which may round to 1 in the tensor's dtype, where the
     # logarithm is 0.
-    rest = torch.clamp(1.0 - rand_like(self), min=torch.finfo(self.dtype).eps / 2)
-    return -torch.log(rest) / lambd
+    uniform = torch.clamp(1.0 - rand_like(self), min=torch.finfo(self.dtype).eps / 2)
+    return -torch.log(uniform) / lambd
 
 
 def randint(high: Any, size: Sequence[Any], **options: Any) -> Any:

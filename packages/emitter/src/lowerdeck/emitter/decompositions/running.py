@@ -86,12 +86,12 @@ def _dynamically_doubled(values: Sequence[torch.Tensor], dim: int, join: Joined)
     result already includes.
     """
     size = values[0].size(dim)
-    most = size_range(size, RANGES.get())[1]
-    if most is None:
+    bound = size_range(size, RANGES.get())[1]
+    if bound is None:
         return NotImplemented
     distance = 1
     axes: list[Any] = [slice(None)] * (dim % values[0].dim())
-    while distance < most:
+    while distance < bound:
         before = (torch.arange(size) - distance).clamp(min=0)
         values = join([value[*axes, before] for value in values], values)
         distance *= 2

@@ -228,7 +228,7 @@ def embedding_bag(
     if reduced is NotImplemented:
         return reduced
     sizes = torch.zeros_like(offsets)
-    most = torch.zeros_like(reduced, dtype=torch.int64) if mode == _MAXIMA else sizes
+    max_indices = torch.zeros_like(reduced, dtype=torch.int64) if mode == _MAXIMA else sizes
     recorded: Any = current_result()
     if isinstance(recorded, (list, tuple)) and len(recorded) == _BAG_RESULTS:
         with untraced():
@@ -237,7 +237,7 @@ def embedding_bag(
             is_count = is_known(recorded[2].shape[0] == count)
         bag = bag[:0] if is_empty else bag
         sizes = sizes if is_count else torch.zeros_like(all_offsets)
-    return reduced[:count], bag, sizes, most[:count]
+    return reduced[:count], bag, sizes, max_indices[:count]
 
 
 SCATTER_REDUCTIONS: dict[OpOverload, Callable[..., Any]] = {

@@ -351,16 +351,16 @@ class _Reader:
         return [self._factory.value(f"{name}.{i}", item) for i, item in enumerate(templates)]
 
     def _cond(self, node: fx.Node) -> Operation:
-        predicate, on_true, on_false, *rest = self._look_up(node.args)
-        operands = rest[0] if rest else []
+        predicate, on_true, on_false, *optional_operands = self._look_up(node.args)
+        operands = optional_operands[0] if optional_operands else []
         branches = (self._sub_block(on_true, operands), self._sub_block(on_false, operands))
         meta = node.meta["val"]
         outs = self._fresh(node.name, meta if isinstance(meta, (list, tuple)) else [meta])
         return Cond(predicate, branches, outs, node)
 
     def _while(self, node: fx.Node) -> Operation:
-        condition, body, initial, *rest = self._look_up(node.args)
-        extra = rest[0] if rest else ()
+        condition, body, initial, *optional_operands = self._look_up(node.args)
+        extra = optional_operands[0] if optional_operands else ()
         metas = node.meta["val"]
         carried = self._fresh(node.name, metas)
         for index, value in enumerate(carried):
@@ -378,8 +378,8 @@ class _Reader:
         )
 
     def _map(self, node: fx.Node) -> Operation:
-        body, xs, *rest = self._look_up(node.args)
-        extra = rest[0] if rest else ()
+        body, xs, *optional_operands = self._look_up(node.args)
+        extra = optional_operands[0] if optional_operands else ()
         inner = [item for item in body.graph.nodes if item.op == "placeholder"]
         rows = self._fresh(f"{node.name}.row", [item.meta["val"] for item in inner[: len(xs)]])
         block = self._sub_block(body, [*rows, *extra])
@@ -388,8 +388,8 @@ class _Reader:
         return Scan([], [], list(xs), rows, block, stacked, False, node)
 
     def _scan(self, node: fx.Node) -> Operation:
-        body, initial, xs, *rest = self._look_up(node.args)
-        extra = rest[0] if rest else ()
+        body, initial, xs, *optional_operands = self._look_up(node.args)
+        extra = optional_operands[0] if optional_operands else ()
         inner = [item for item in body.graph.nodes if item.op == "placeholder"]
         metas = list(node.meta["val"])
         carried = self._fresh(f"{node.name}.carry", metas[: len(initial)])

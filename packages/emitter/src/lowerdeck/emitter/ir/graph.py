@@ -73,11 +73,11 @@ class Call:
         """Return the operator without namespace and overload, such as ``"add"``."""
         if isinstance(self.target, OpOverload):
             # Keyed by id: hashing an operator is slow, and torch keeps operators alive.
-            kept = _OPERATORS.get(id(self.target))
-            if kept is None or kept[0] is not self.target:
+            cached = _OPERATORS.get(id(self.target))
+            if cached is None or cached[0] is not self.target:
                 name = schema_of(self.target).name.partition("::")[2]
-                kept = _OPERATORS[id(self.target)] = (self.target, name)
-            return kept[1]
+                cached = _OPERATORS[id(self.target)] = (self.target, name)
+            return cached[1]
         if isinstance(self.target, Kernel):
             return self.target.name.partition("::")[2]
         return str(getattr(self.target, "__name__", self.target))

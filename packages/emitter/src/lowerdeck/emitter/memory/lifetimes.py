@@ -93,8 +93,8 @@ def most_live_bytes(lives: list[Lifetime]) -> int:
     for life in lives:
         change[life.first] = change.get(life.first, 0) + life.nbytes
         change[life.last + 1] = change.get(life.last + 1, 0) - life.nbytes
-    most = now = 0
+    peak = current = 0
     for time in sorted(change):
-        now += change[time]
-        most = max(most, now)
-    return most
+        current += change[time]
+        peak = max(peak, current)
+    return peak

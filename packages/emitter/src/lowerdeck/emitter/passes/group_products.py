@@ -142,8 +142,8 @@ def _is_less(product: Call, matrices: TensorValue) -> bool:
     return prod(left.sizes) + prod(out.sizes) < prod(matrices.sizes)
 
 
-def _product(product: Call, found: _Origin) -> list[Operation]:
-    origin, count, body = product.origin, found.times, list[Operation]()
+def _product(product: Call, right: _Origin) -> list[Operation]:
+    origin, count, body = product.origin, right.times, list[Operation]()
 
     def call(
         target: Any, source: TensorValue, argument: Any, sizes: Any, rows: Any
@@ -156,32 +156,32 @@ def _product(product: Call, found: _Origin) -> list[Operation]:
         body.append(Call(target, [source, argument], [result], origin))
         return result
 
-    matrices = found.source
-    for step, sizes in found.steps:
+    matrices = right.source
+    for step, sizes in right.steps:
         once = [*sizes[:-3], sizes[-3] // count, *sizes[-2:]]
         target, argument = (step.target, step.args[1]) if _scales(step) else (_VIEW, once)
         matrices = call(target, matrices, argument, once, (0, once[0]))
     left, (out,) = product.args[0], product.outs
     assert isinstance(out, TensorValue)
-    (batch, most, inner), width = left.sizes, out.sizes[2]
+    (batch, max_rows, inner), width = left.sizes, out.sizes[2]
     rows = left.shape[1] * count
-    batch, most = batch // count, most * count
+    batch, max_rows = batch // count, max_rows * count
     if count > 1:
-        asked = [batch, rows if isinstance(rows, int) else -1, inner]
-        left = call(_VIEW, left, asked, (batch, most, inner), (1, rows))
-    if found.transposed and _is_less(product, matrices):
-        left = call(_PERMUTE, left, [0, 2, 1], (batch, inner, most), (2, rows))
-        made = call(product.target, matrices, left, (batch, width, most), (2, rows))
-        made = call(_PERMUTE, made, [0, 2, 1], (batch, most, width), (1, rows))
+        view_shape = [batch, rows if isinstance(rows, int) else -1, inner]
+        left = call(_VIEW, left, view_shape, (batch, max_rows, inner), (1, rows))
+    if right.transposed and _is_less(product, matrices):
+        left = call(_PERMUTE, left, [0, 2, 1], (batch, inner, max_rows), (2, rows))
+        value = call(product.target, matrices, left, (batch, width, max_rows), (2, rows))
+        value = call(_PERMUTE, value, [0, 2, 1], (batch, max_rows, width), (1, rows))
     else:
-        if found.transposed:
+        if right.transposed:
             matrices = call(_PERMUTE, matrices, [0, 2, 1], (batch, inner, width), (0, batch))
-        made = call(product.target, left, matrices, (batch, most, width), (1, rows))
+        value = call(product.target, left, matrices, (batch, max_rows, width), (1, rows))
     last = body[-1]
     assert isinstance(last, Call)
     if count > 1:
-        asked = [out.sizes[0], out.shape[1] if isinstance(out.shape[1], int) else -1, width]
-        body.append(Call(_VIEW, [made, asked], [out], origin))
+        view_shape = [out.sizes[0], out.shape[1] if isinstance(out.shape[1], int) else -1, width]
+        body.append(Call(_VIEW, [value, view_shape], [out], origin))
     else:
         last.outs = [out]
     return body

@@ -55,8 +55,8 @@ def require_kernels(module: fx.GraphModule, table: KernelTable) -> None:
         MissingKernelError: An operator has none; the error names all of them.
     """
     missing: dict[str, tuple[str, list[str]]] = {}
-    for part in module.modules():
-        for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
+    for submodule in module.modules():
+        for node in submodule.graph.nodes if isinstance(submodule, fx.GraphModule) else ():
             if not isinstance(node.target, OpOverload) or is_assertion(node.target):
                 continue
             kernel, reason = find_kernel(node.target, table)

@@ -1,4 +1,4 @@
-"""The ahead-of-time half: partitioner and payload compiler."""
+"""The compiler: partitioner and payload emission."""
 
 from lowerdeck.xnnpack.compile.partitioner import XnnpackPartitioner
 

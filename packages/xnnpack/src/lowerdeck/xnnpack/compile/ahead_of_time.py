@@ -1,4 +1,4 @@
-"""All names of the ahead-of-time half; importing this module registers the backend."""
+"""Public names of the compiler; importing this module registers the backend."""
 
 from lowerdeck.xnnpack.compile.backend import XnnpackBackend
 from lowerdeck.xnnpack.compile.partitioner import XnnpackPartitioner

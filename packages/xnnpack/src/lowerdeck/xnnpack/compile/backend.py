@@ -1,4 +1,4 @@
-"""The ahead-of-time half of the XNNPACK backend."""
+"""``preprocess`` of the XNNPACK backend."""
 
 from __future__ import annotations
 
@@ -61,26 +61,25 @@ _FUNCTIONS: dict[object, XnnOperator] = {
 _EXTERNAL = {torch.float16: HALF, torch.bfloat16: BFLOAT, torch.bool: TRUTH}
 SIZES = (int, torch.SymInt)
 _WINDOWS = ("Convolution", "Pooling")
-"""Node tables whose result has no height and width when the batch is empty."""
+"""Nodes that leave height and width of the result unset if the batch is empty."""
 _LOG = logging.getLogger("lowerdeck.xnnpack")
 
 
 class XnnpackBackend(BackendDetails):
-    """Compiles partitions to what the official runtime's XNNPACK delegate executes.
+    """Compiles partitions to payloads of the official runtime's XNNPACK delegate.
 
-    Weights go into the file's named data under the hash of their bytes, so that equal weights are
-    stored once; weights that are tagged with ``delegate_constant_tag`` go to the `.ptd` file of
-    that name. Batch norms are folded into the convolution or linear layer before them, and clamps
-    into the node before them.
+    Weights are stored as named data, deduplicated by content hash; those tagged with
+    ``delegate_constant_tag`` go to the `.ptd` file of that name. Batch norms are folded into the
+    preceding convolution or linear layer, and clamps are fused into the preceding node.
     """
 
-    # Part of cache keys: another release may compile the same partition differently.
+    # Part of cache keys: releases may compile the same partition differently.
     version: ClassVar[str] = metadata.version("lowerdeck-xnnpack")
     reads_only = True
     supported_operators: ClassVar[tuple[str, ...]] = SUPPORTED
 
     @staticmethod
-    @collector_held()  # a partition of thousands of nodes allocates as many long-lived records
+    @collector_held()  # thousands of nodes allocate as many long-lived records
     def preprocess(
         edge_program: ExportedProgram,
         compile_specs: list[CompileSpec],
@@ -89,14 +88,14 @@ class XnnpackBackend(BackendDetails):
 
         Args:
             edge_program: The partition, in training or in core ATen form.
-            compile_specs: ``precision`` as ``fp16`` or ``fp32``, if the partitioner has one.
+            compile_specs: ``precision`` with ``fp16`` or ``fp32``, or none.
 
         Returns:
-            The result; the debug identifiers are the numbers of the payload's nodes.
+            The result; debug identifiers are the payload's node numbers.
 
         Raises:
             UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
-            QuantizationError: Scales of a weight make no sense.
+            QuantizationError: Scales of a weight are invalid.
         """
         # Constants are folded on the CPU.
         edge_program = on_cpu(edge_program)
@@ -127,18 +126,18 @@ def emit_partition(
     precision: str | None = None,
     decided: Collection[fx.Node] = (),
 ) -> Emission:
-    """Return the payload of one partition before it is serialised.
+    """Return the payload of one partition before serialisation.
 
     Args:
         program: The partition as a program.
         graph: Its graph, or an equivalent one.
-        constants: The tensors of placeholders that no run changes, by name.
+        constants: Tensors of constant placeholders, by name.
         precision: ``"fp16"`` to store float32 filters as float16, ``"fp32"`` to compute float16
             in float32.
-        decided: The calls that the partitioner has checked already.
+        decided: Calls that the partitioner has already checked.
 
     Returns:
-        The graph, its constants, and where its nodes came from.
+        The payload's graph with its constants and source nodes.
 
     Raises:
         UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
@@ -156,7 +155,7 @@ def emit_partition(
             emission.scratch.add_existing(tensor)
             emission.define(node, Tracked.of(tensor))
     for position, node in enumerate(inputs):
-        # Arguments that are not tensors, such as sizes, have no value.
+        # Non-tensor arguments, such as sizes, have no value.
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             layout, encoding = layout_of(value), _input_encoding(node, value.dtype)
@@ -192,8 +191,8 @@ def emit_partition(
 
 def _input_encoding(node: fx.Node, dtype: torch.dtype) -> XnnEncoding:
     if dtype != torch.int8:
-        return _EXTERNAL.get(dtype, FLOAT)  # only operators that accept bools read them
-    # The readers of an integer input give its scale; all give the same one.
+        return _EXTERNAL.get(dtype, FLOAT)  # bools: the partitioner checked their users
+    # All users of an integer input dequantise it with the same scale.
     readers = [user for user in node.users if name_of(user) == DEQUANTIZE]
     if not readers:
         raise UnsupportedNodeError(
@@ -242,14 +241,14 @@ def _emit_node(
 
 
 def _stored_as(tracked: Tracked) -> XnnEncoding | None:
-    """Return how a tensor is stored, None for constants that are not 8-bit integers."""
+    """Return a tensor's encoding, None for constants other than 8-bit integers."""
     if not tracked.is_constant or tracked.encoding.is_int8:
         return tracked.encoding
     return None
 
 
 def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:
-    """Return a node and the following nodes fused into it, up to one with a value."""
+    """Return a node and the nodes fused into it, up to the first with a value."""
     chain = [node]
     while chain[-1] not in emission and len(chain[-1].users) == 1:
         chain.append(next(iter(chain[-1].users)))
@@ -261,7 +260,7 @@ def _fold(emission: Emission, node: fx.Node) -> None:
 
     def data(node: fx.Node) -> Any:
         stored = emission.of(node).data
-        # Data movement needs no copy in float32.
+        # Data movement does not need a conversion to float32.
         if moves and isinstance(stored, torch.Tensor):
             return stored
         return emission.constant(node)
@@ -292,7 +291,7 @@ def _fold(emission: Emission, node: fx.Node) -> None:
 
 
 def _folded_integers(emission: Emission, node: fx.Node) -> Quantized | None:
-    """Return a folded integer constant, or None if it must be converted to float."""
+    """Constant-fold a node on integers; return None if it needs floats."""
     source = next(iter(node.all_input_nodes), None)
     if source is None or source not in emission:
         return None
@@ -333,6 +332,6 @@ def _emit_outputs(
 
 
 def _may_be_no_images(shape: Sequence[Dim], ranges: Mapping[Any, Any]) -> bool:
-    """Return whether the batch, the only symbolic size of a tensor, may be 0."""
+    """Return whether only the batch size of an image tensor is symbolic, and may be 0."""
     symbols = [axis for axis, size in enumerate(shape) if not is_fixed(size)]
     return len(shape) == 4 and symbols == [0] and size_range(shape[0], ranges)[0] == 0

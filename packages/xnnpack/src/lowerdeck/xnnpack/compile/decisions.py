@@ -1,4 +1,4 @@
-"""Decisions of the partitioner that ``preprocess`` takes over."""
+"""Partitioner decisions that ``preprocess`` reuses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lowerdeck.xnnpack.patterns import MatchedGraph, match_patterns
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Of a call: XNNPACK takes it.
+    """Record that XNNPACK supports a call.
 
     Attributes:
-        calls: How many such calls the partition has.
-        constants: How many constants these read.
-        patterns: Indices of the patterns that match with this call as the last.
+        calls: Number of supported calls in the partition.
+        constants: Number of constants that these read.
+        patterns: Indices of patterns whose match ends with this call.
     """
 
     calls: int
@@ -40,12 +40,16 @@ def match_taken(
     """Return a program's graph with decomposed operators that XNNPACK supports restored.
 
     Args:
-        constants: Names of the placeholders that no run changes.
-        kept: Names of the calls that may be folded; None for all.
-        decisions: From :func:`decisions_of`; without any, XNNPACK is asked about each match.
+        constants: Names of constant placeholders.
+        kept: Names of the foldable calls; None for all.
+        decisions: From :func:`decisions_of`; if empty, each match is checked.
     """
     if decisions:
-        patterns = {node.name: one.patterns for node, one in decisions.items() if one.patterns}
+        patterns = {
+            node.name: decision.patterns
+            for node, decision in decisions.items()
+            if decision.patterns
+        }
         return match_patterns(program.graph_module, lambda _: True, patterns)
 
     @cache
@@ -63,8 +67,8 @@ def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[st
     """Store the partitioner's decisions in the metadata of the tagged calls.
 
     Args:
-        matched: The graph with whole calls.
-        constants: Names of the placeholders that no run changes.
+        matched: The graph with restored operators.
+        constants: Names of constant placeholders.
     """
     partitions: dict[str, list[Node]] = {}
     for node in graph.nodes:
@@ -81,23 +85,23 @@ def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[st
 
 
 def decisions_of(graph: Graph, constants: Collection[str]) -> Mapping[Node, Decision]:
-    """Return the decisions for a partition; empty unless it is complete, with its constants.
+    """Return the decisions for a complete partition; empty for a part of one.
 
-    They are invalid for a part of it, whose constants may be run-time inputs.
+    The constants of a part may be run-time inputs.
 
     Args:
-        constants: Names of the placeholders that no run changes.
+        constants: Names of constant placeholders.
     """
-    # Placeholders carry the metadata of the calls in other partitions that produce them.
+    # Placeholders have the metadata of their producers in other partitions.
     calls = [node for node in graph.nodes if node.op == "call_function"]
     decisions = {node: node.meta[DECISION] for node in calls if DECISION in node.meta}
-    found = {(decision.calls, decision.constants) for decision in decisions.values()}
+    partition_counts = {(decision.calls, decision.constants) for decision in decisions.values()}
     expected = (len(decisions), _count_constants(decisions, constants))
-    return decisions if found == {expected} else {}
+    return decisions if partition_counts == {expected} else {}
 
 
 def _is_call(node: Node) -> bool:
-    # Numbers may be computed outside, and assertions compute nothing.
+    # Numbers may be computed outside of the partition, and assertions are ignored.
     is_tensor = isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
     return node.op == "call_function" and is_tensor
 

@@ -11,16 +11,16 @@ from lowerdeck.xnnpack.emit import Emission
 
 ALIGNMENT = 16
 TAG = "delegate_constant_tag"
-"""The key under a placeholder's custom metadata that names a `.ptd` file, as ExecuTorch's pass
-``delegate_external_constants_pass_unlifted`` writes it."""
+"""Key of the `.ptd` file name in a placeholder's custom metadata, set by ExecuTorch's pass
+``delegate_external_constants_pass_unlifted``.
+"""
 
 
 def data_by_file(emission: Emission, graph: Graph) -> NamedDataStoreOutput:
-    """Return a partition's constants by file, those of tagged weights under their files' names.
+    """Return a partition's constants for the `.pte`, and by tag for `.ptd` files.
 
-    The constants of XNNPACK differ from the weights: batch norms are folded in, and scales are
-    stored separately. So all constants of an operator go to the file of its first tagged weight.
-    Without a tag they stay in the `.pte`.
+    XNNPACK's constants do not map one to one to weights: batch norms are folded in, and scales are
+    separate. All constants of an operator go to the file of its first tagged weight.
 
     Args:
         graph: The partition, whose placeholders may have tags.
@@ -36,7 +36,7 @@ def data_by_file(emission: Emission, graph: Graph) -> NamedDataStoreOutput:
         tag = _first_tag(sources, tags)
         for key in _keys(node, emission.graph) if tag is not None else ():
             entry = output.pte_data.pop(key, None)
-            if entry is not None:  # else the operator before it has the same bytes
+            if entry is not None:  # otherwise an earlier operator stored the same bytes
                 output.external_data.setdefault(str(tag), {})[key] = entry
     return output
 
@@ -69,7 +69,7 @@ def _first_of(nodes: Iterable[Node], tags: dict[Node, str]) -> str | None:
 
 
 def _keys(node: XnnNode, payload: XnnGraph) -> list[str]:
-    """Return the keys of the constants, and of their scales, that a node of a payload reads."""
+    """Return the keys of the constants and scales that a payload node reads."""
     values = [payload.values[value_id] for value_id in (*node.inputs, *node.outputs)]
     constants = [
         value_id

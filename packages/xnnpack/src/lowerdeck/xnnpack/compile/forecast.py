@@ -1,4 +1,4 @@
-"""Predict which nodes of a quantised program compute in float, before weights are known."""
+"""Predict which nodes of a quantised program compute in float, without reading weights."""
 
 from __future__ import annotations
 
@@ -27,17 +27,16 @@ UNSEEN = "quantised without a look"
 
 
 def unseen_weights(nodes: Sequence[Node], constants: Collection[str]) -> dict[str, str]:
-    """Return which weights were quantised before an observer saw them.
+    """Find weights that were quantised by an observer that was never run.
 
-    Such an observer returns the scale 1.0, with which nearly all
-    numbers of a weight are rounded to 0.
+    Its scale is 1.0, which rounds nearly all elements of a weight to 0.
 
     Args:
-        nodes: Those that XNNPACK takes.
-        constants: Names of the placeholders that no run changes.
+        nodes: The delegated nodes.
+        constants: Names of constant placeholders.
 
     Returns:
-        What to do, by the names of the nodes that dequantise the weights.
+        Advice by name of the weight's dequantise node.
     """
     return {
         node.name: "its weight has the scale 1.0, as of an observer that saw nothing: call what "
@@ -56,12 +55,12 @@ def computed_in_float(
     """Return why nodes that read 8-bit integers compute in float.
 
     Args:
-        nodes: Those that XNNPACK takes, in order.
-        constants: Names of the placeholders that no run changes.
+        nodes: The delegated nodes, in graph order.
+        constants: Names of constant placeholders.
         halves: Whether float16 is computed in float16.
 
     Returns:
-        Reasons by the names of nodes.
+        Reasons by node name.
     """
     stored: dict[Node, XnnEncoding | None] = {}
     reasons = {}

@@ -1,4 +1,4 @@
-"""Find integer weights that the runtime converts to float, from the arguments of their nodes."""
+"""Find integer weights that must be converted to float, from node arguments only."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from lowerdeck.xnnpack.operators.rounding import (
 def integer_weights(
     nodes: Sequence[Node], constants: Collection[str]
 ) -> tuple[dict[str, str], dict[Node, str]]:
-    """Return integer layers that compute in float, and the nodes left out for them.
+    """Find layers with integer weights that compute in float.
 
     Args:
-        nodes: The calls that XNNPACK takes.
-        constants: Names of the placeholders that no run changes.
+        nodes: The delegated calls.
+        constants: Names of constant placeholders.
 
     Returns:
-        Layers that compute floats of such a weight, and why, by name; and nodes that round rows
-        for such a layer, which others must do, and why.
+        The reason for each such layer, by name, and the reason for each node that quantises rows
+        for one, which cannot be delegated.
     """
     in_float: dict[str, str] = {}
     unfit: set[Node] = set()
@@ -63,7 +63,7 @@ def _refusal(layer: Node, source: Node, weight: Node) -> str | None:
         return None if rounded else "XNNPACK convolves no floats with integer weights"
     group, args = _group_size(weight), arguments_of(weight)
     if group and not reads_rows_of(layer, weight):
-        # Scales of groups do not survive a transposition: the weight becomes floats.
+        # Per-group scales cannot be transposed: the weight is converted to float.
         return f"its weight has groups of {group} and is transposed"
     return group_refusal(group, stored_bits(args), rounds=is_dynamic(source))
 

@@ -1,4 +1,4 @@
-"""Partitioner: chooses the nodes of a program that go to XNNPACK."""
+"""Partitioner: selects the nodes of a program for XNNPACK."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ Reasons = dict[Node, str | None]
 
 
 class XnnpackPartitioner(Partitioner):
-    """Delegates every node that XNNPACK computes like torch, in as few partitions as possible.
+    """Delegates all nodes that XNNPACK computes like torch, in as few partitions as possible.
 
-    It takes programs straight from ``torch.export.export`` as well as decomposed ones, in whose
-    pieces it recognises attention, linear layers and others again. Programs that PT2E or torchao
-    quantised run on integers where XNNPACK does, in float elsewhere.
+    Accepts programs from ``torch.export.export`` and decomposed ones, in which it restores
+    attention, linear layers and other operators. Programs quantised by PT2E or torchao compute on
+    integers where XNNPACK supports it, elsewhere in float.
 
     Args:
-        precision: ``"fp16"`` stores the filters of float32 layers as float16, in half the bytes,
-            and computes float32; ``"fp32"`` computes float16 programs in float32, for processors
-            without float16 arithmetic. By default a program keeps its own dtypes.
+        precision: ``"fp16"`` stores the filters of float32 layers as float16 and computes in
+            float32; ``"fp32"`` computes float16 programs in float32, for processors without
+            float16 arithmetic. By default dtypes are unchanged.
 
     Attributes:
-        refused: Why each node of the last program that is not delegated was left out.
-        in_float: Why each node of the last program that reads quantised tensors computes in float
-            inside a delegate. Reasons that depend on the weights' values (scales too far apart,
-            zero points) are logged by ``lowerdeck.xnnpack`` instead.
-        remarks: For summaries, which show them: ``in_float``, and weights that PT2E quantised
-            before their observers saw anything.
+        refused: Reason for each undelegated node of the last program.
+        in_float: Reason for each delegated node of the last program that reads quantised tensors
+            but computes in float. Reasons that depend on weight values (scales too far apart, zero
+            points) are logged by ``lowerdeck.xnnpack`` instead.
+        remarks: For summaries: ``in_float``, and weights quantised by PT2E observers that were
+            never run.
 
     Raises:
         XnnpackError: The precision is not one of those.
@@ -79,7 +79,7 @@ class XnnpackPartitioner(Partitioner):
         self.remarks: Mapping[str, Mapping[str, str]] = {}
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the program with a tag on each node that XNNPACK takes.
+        """Tag the nodes to delegate; return the program with the specs of its tags.
 
         Raises:
             QuantizationError: Scales, zero points or other quantisation arguments are invalid.
@@ -87,24 +87,26 @@ class XnnpackPartitioner(Partitioner):
         constants = constant_names(exported_program)
         behaviours = Behaviours(exported_program.graph_module)
         kept: set[str] | None = None
-        whole = match_taken(exported_program, constants)
+        matched = match_taken(exported_program, constants)
         while True:
-            nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
+            nodes = [node for node in matched.graph.nodes if node.op == "call_function"]
             foldable = foldable_nodes(
                 [node for node in nodes if kept is None or node.name in kept], constants
             )
-            reasons, partitions, in_float = _proposed(exported_program, whole, constants, foldable)
-            # A node read by two partitions is in neither and cannot be folded: decide again.
+            reasons, partitions, in_float = _proposed(
+                exported_program, matched, constants, foldable
+            )
+            # A constant node read by two partitions is in neither and cannot be folded: repeat.
             within = read_by_one(
-                foldable, partitions, mode_stretches(whole.graph.nodes, behaviours)
+                foldable, partitions, mode_stretches(matched.graph.nodes, behaviours)
             )
             if len(within) == len(foldable):
                 break
             kept = {node.name for node in within}
             changed = set(foldable).difference(within)
             changed.update([user for node in changed for user in node.users])
-            if any(map(whole.is_new, changed)):
-                whole = match_taken(exported_program, constants, kept)
+            if any(map(matched.is_new, changed)):
+                matched = match_taken(exported_program, constants, kept)
         ahead = set(foldable)
         delegated = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
@@ -129,7 +131,7 @@ class XnnpackPartitioner(Partitioner):
                 for node in members:
                     node.meta["delegation_tag"] = tag
         _tag_foldable(foldable)
-        _tag_pieces(whole)
+        _tag_pieces(matched)
         _tag_sizes(exported_program)
         _tag_assertions(exported_program, behaviours)
         tagged = {
@@ -141,9 +143,9 @@ class XnnpackPartitioner(Partitioner):
             node.name: reason
             for node, reason in reasons.items()
             # Nodes that only prepare a layer's operands are not in the program.
-            if reason and node.name not in tagged and whole.sources.get(node) != ()
+            if reason and node.name not in tagged and matched.sources.get(node) != ()
         }
-        keep_decisions(exported_program.graph, whole, constants)
+        keep_decisions(exported_program.graph, matched, constants)
         tag_constant_data(exported_program)
         return PartitionResult(exported_program, tags)
 
@@ -163,14 +165,14 @@ class XnnpackPartitioner(Partitioner):
         ]
 
         def is_taken(call: Node) -> bool:
-            # ExecuTorch fails on calls that it kept undecomposed and we did not delegate.
+            # ExecuTorch fails on calls that are kept undecomposed but not delegated.
             return str(call.target) in QUANTIZATION or refusal(call, ahead) is None
 
         return [*whole, *quantising], is_taken
 
 
 def _tag_pieces(whole: MatchedGraph) -> None:
-    """Copy the tag of each recognised node to the program's nodes that it replaced."""
+    """Copy the tag of each restored call to the program's nodes that it replaced."""
     for node, sources in whole.sources.items():
         tag = node.meta.get("delegation_tag")
         for source in sources:
@@ -186,9 +188,9 @@ def _proposed(
     constants: Collection[str],
     foldable: Sequence[Node],
 ) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
-    """Return the refused nodes with reasons, the partitions, and integer layers computed in float.
+    """Return each node's refusal reason or None, the partitions, and layers computed in float.
 
-    Those are layers of integer weights, by name, with the reason; None where nothing is quantised.
+    The last are reasons by name of the layer; None if nothing is quantised.
     """
     nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
     ahead = {*constants, *(node.name for node in foldable)}
@@ -226,13 +228,13 @@ def _tag_foldable(foldable: Sequence[Node]) -> None:
 
 
 def _tag_assertions(program: ExportedProgram, behaviours: Behaviours) -> None:
-    """Tag what asserts of a partition's tensors what was seen when the program was exported."""
+    """Tag assertions on tensors of a partition."""
     switched, seen = set[Node](), list[Node]()
     for node in program.graph.nodes:
         if node.target is ASSERTION:
             (source,) = node.all_input_nodes
             tag = source.meta.get("delegation_tag")
-            # Nodes before and after a change of mode cannot be in one call.
+            # A partition cannot span a mode switch.
             if tag is not None and source not in switched:
                 node.meta["delegation_tag"] = tag
         elif behaviours.effect(node) & Effect.MODE:
@@ -250,8 +252,8 @@ def _computes(node: Node) -> bool:
 def _is_slow_move(node: Node) -> bool:
     """Return whether a node is a high-rank permute of dynamic sizes, as in window partitioning.
 
-    The portable kernel takes ten times as long as XNNPACK. Permutes of static sizes, or of fewer
-    dimensions, are always adjacent to a node that computes.
+    The portable kernel takes ten times as long as XNNPACK. Other permutes are always adjacent to a
+    node that computes.
     """
     if node.target not in _PERMUTATIONS or len(shape_of(node)) < _WINDOWS:
         return False
@@ -267,10 +269,12 @@ _WINDOWS = 6
 
 
 def _tag_sizes(program: ExportedProgram) -> None:
-    """Tag sizes read by one partition only, which can take them from its inputs."""
+    """Tag sizes that only one partition reads, which can derive them from its inputs."""
     for node in reversed(program.graph.nodes):
         sources = [source.meta.get("val") for source in node.all_input_nodes]
-        if any(isinstance(one, torch.Tensor) and one.dtype == torch.int64 for one in sources):
+        if any(
+            isinstance(value, torch.Tensor) and value.dtype == torch.int64 for value in sources
+        ):
             # Sizes of token ids, which XNNPACK cannot read.
             continue
         tags = {user.meta.get("delegation_tag") for user in node.users}
@@ -290,7 +294,7 @@ def _serves(node: Node, constants: Collection[str]) -> bool:
 
 
 def _leave_unread(reasons: Reasons, constants: Collection[str], whole: MatchedGraph) -> None:
-    """Refuse nodes that only prepare operands of a refused layer, and the reverse."""
+    """Refuse nodes that only prepare operands of a refused layer, and vice versa."""
     changed = True
     while changed:
         changed = False
@@ -304,7 +308,7 @@ def _leave_unread(reasons: Reasons, constants: Collection[str], whole: MatchedGr
 def _companions(
     node: Node, constants: Collection[str], whole: MatchedGraph
 ) -> Iterator[tuple[Node, str | None]]:
-    """Yield nodes to delegate together with a node, with the reason if they are not."""
+    """Yield nodes that must be delegated with a node, each with the reason to refuse the node."""
     for reader in node.users if _serves(node, constants) else ():
         if reader.target is not ASSERTION:
             yield reader, f"{reader.name}, which reads it, is left to other kernels"
@@ -322,7 +326,7 @@ def _companions(
 def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[Sequence[Node]]:
     """Return groups of nodes that must be in one partition.
 
-    Nodes that prepare the operands of a layer belong with the layer.
+    Nodes that only prepare operands of a layer are grouped with it.
     """
     groups: dict[Node, list[Node]] = {}
     for node in nodes:
@@ -334,7 +338,7 @@ def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[
 
 
 def _join(groups: dict[Node, list[Node]], first: Node, second: Node) -> None:
-    left, right = groups.get(first, [first]), groups.get(second, [second])
-    if left is not right:
-        left = [*left, *right]
-        groups.update(dict.fromkeys(left, left))
+    group, right = groups.get(first, [first]), groups.get(second, [second])
+    if group is not right:
+        group = [*group, *right]
+        groups.update(dict.fromkeys(group, group))

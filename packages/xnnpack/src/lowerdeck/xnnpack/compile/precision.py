@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lowerdeck.lowered_module import CompileSpec
 
 PRECISION = "precision"
-"""Key of the compile spec that says how floats are stored and computed."""
+"""Key of the compile spec for the storage and compute precision of floats."""
 PRECISIONS = ("fp16", "fp32")
 
 

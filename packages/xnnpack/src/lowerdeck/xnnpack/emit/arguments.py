@@ -13,7 +13,7 @@ from torch.types import IntLikeType as Dim
 from lowerdeck.torch_base import OpOverload
 
 _DEQUANTIZES = ("quantized_decomposed.dequantize_", "torchao.dequantize_affine")
-"""Prefixes of dequantising operators' names."""
+"""Name prefixes of dequantise operators."""
 
 
 def named(names: str) -> list[OpOverload]:
@@ -26,7 +26,7 @@ def named(names: str) -> list[OpOverload]:
 
 
 def fake(node: Node) -> torch.Tensor | None:
-    """Return the example value of a node with one tensor."""
+    """Return the fake tensor of a node with one tensor result."""
     value = node.meta.get("val")
     return value if isinstance(value, torch.Tensor) else None
 
@@ -47,14 +47,14 @@ def is_one(size: object) -> bool:
 
 
 def symbols_refusal(shape: Sequence[Dim]) -> str | None:
-    """Return why a reshape cannot produce these sizes, or None."""
+    """Return why XNNPACK's reshape cannot produce these sizes, or None."""
     if sum(not is_fixed(size) for size in shape) > 1:
         return "more than one symbolic size, which a reshape cannot carry"
     return None
 
 
 def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return the broadcast sizes of two tensors, if symbolic sizes broadcast only against 1."""
+    """Return broadcast sizes; None if a symbolic size is broadcast against a size other than 1."""
     rank = max(len(left), len(right))
     wide = [(*(1,) * (rank - len(shape)), *shape) for shape in (left, right)]
     return tuple(b if is_one(a) else a for a, b in zip(*wide, strict=True))
@@ -104,8 +104,8 @@ class Call:
         return str(value.target).startswith(_DEQUANTIZES) and self.is_weight(value)
 
     def is_weight(self, node: Node) -> bool:
-        """Return whether a node's result depends on constants alone, dequantised ones too."""
-        # No recursion: a model may be thousands of nodes deep.
+        """Return whether a node depends only on constants, including dequantised ones."""
+        # Iterative: a model may be thousands of nodes deep.
         seen = {node}
         waiting = [node]
         for candidate in waiting:

@@ -1,6 +1,6 @@
 """Compute structured constants at run time instead of storing them: causal masks, positions.
 
-A mask of n tokens takes n * n numbers in a file, and two vectors of n if computed.
+A causal mask of n tokens has n * n stored elements, but is computed from two vectors of n.
 """
 
 from __future__ import annotations
@@ -19,30 +19,29 @@ from lowerdeck.xnnpack.emit.tensors import Tracked
 from lowerdeck.xnnpack.payload import FLOAT, HALF
 
 _FEWEST = 4096
-"""Fewest elements for which computing a constant is smaller than storing it."""
+"""Minimum number of elements of a constant to compute; smaller ones take fewer bytes stored."""
 _MOST = 1 << 20
 """Elements compared per chunk."""
 _ADDING = {XnnOperator.ADD, XnnOperator.SUBTRACT}
 _READERS = {*_ADDING, XnnOperator.MULTIPLY}
 _OTHERS = {XnnOperator.COPY}
 _FARTHEST = 1e5
-"""Largest argument for which the runtime's sines and cosines are accurate."""
+"""Largest argument at which the runtime's sine and cosine are accurate."""
 _ROUNDING = 1e-6
-"""Largest rounding error of a computed sum that replaces a stored table. Relative to the largest
-element of a table below 1, absolute otherwise: relative to a mask's -1e9, all other elements would
-count as rounding."""
+"""Tolerance of a computed sum that replaces a stored table. Relative to the largest element if
+that is below 1, otherwise absolute: relative to a mask's -1e9, any other element would be within
+tolerance.
+"""
 _LARGEST = float(torch.finfo(torch.float32).max)
 _DTYPES = {FLOAT: torch.float32, HALF: torch.float16}
 _Products = dict[tuple[int, int], Tracked]
 
 
 def note_function(emission: Emission, kind: XnnOperator, argument: torch.Tensor) -> torch.Tensor:
-    """Return a sine or a cosine computed ahead of time, and record its argument.
+    """Constant-fold a sine or cosine, and record its argument.
 
     Args:
-        emission: The payload that may store it.
         kind: Sine or cosine.
-        argument: The argument of the function.
     """
     result = torch.cos(argument) if kind is XnnOperator.COS else torch.sin(argument)
     if argument.dtype == torch.float32 and argument.numel() >= _FEWEST:
@@ -52,7 +51,7 @@ def note_function(emission: Emission, kind: XnnOperator, argument: torch.Tensor)
 
 
 def compute_constants(emission: Emission, readers: Mapping[int, set[XnnOperator]]) -> None:
-    """Compute masks and tables of small factors once, before all other nodes.
+    """Replace stored masks and tables by nodes that compute them, before all other nodes.
 
     Args:
         emission: A complete payload.
@@ -83,15 +82,16 @@ def compute_constants(emission: Emission, readers: Mapping[int, set[XnnOperator]
 
 def _data(emission: Emission, value: XnnValue) -> torch.Tensor:
     assert value.constant is not None
-    # Copied: torch has no read-only tensors.
+    # Copied because torch has no read-only tensors.
     data = bytearray(emission.data[value.constant])
     return torch.frombuffer(data, dtype=_DTYPES[value.encoding]).reshape(value.shape)
 
 
 def _step(emission: Emission, value: XnnValue) -> Tracked | None:
-    """Match a matrix of 0 up to a column that grows with the row, and of one number from there.
+    """Match a causal mask: 0 up to a diagonal, and one number above it.
 
-    It is computed as columns minus rows, clamped to 0 and 1, times the number, which may be -inf.
+    It is computed as column minus row index, clamped to 0 and 1, times the number, which may be
+    -inf.
     """
     *outer, rows, columns = value.shape
     if value.encoding != FLOAT or math.prod(outer) != 1:
@@ -111,7 +111,7 @@ def _step(emission: Emission, value: XnnValue) -> Tracked | None:
     difference = emission.binary(
         XnnOperator.SUBTRACT, Tracked.of(across), Tracked.of(down), (0.0, 1.0)
     )
-    # A multiplication cannot map 0 to 0 and 1 to -inf.
+    # One multiplication cannot map 0 to 0 and 1 to -inf.
     for factor in [number] if number != -math.inf else [-_LARGEST, 2.0]:
         difference = emission.binary(XnnOperator.MULTIPLY, difference, factor)
     return difference
@@ -120,7 +120,7 @@ def _step(emission: Emission, value: XnnValue) -> Tracked | None:
 def _table(
     emission: Emission, value: XnnValue, products: _Products, *, may_round: bool
 ) -> Tracked | None:
-    """Match a table that less than half of its size determines: a function, a half, or a sum."""
+    """Match a function of an outer product, two equal halves, or an outer sum."""
     assert value.constant is not None
     whole = _data(emission, value)
     half = _half(whole)
@@ -159,9 +159,10 @@ def _half(table: torch.Tensor) -> torch.Tensor | None:
 
 
 def _factors(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return a column and a row whose product a matrix is, exactly, or None.
+    """Return a column and a row whose outer product equals a matrix exactly, or None.
 
-    Positions times frequencies are; those at the position 1 and the frequency 1 are the factors.
+    Rotary embeddings are positions times frequencies: the factors are the row of position 1 and
+    the column of frequency 1.
     """
     rows, columns = table.shape[-2:]
     if rows * columns != table.numel() or float(table.abs().max()) > _FARTHEST:
@@ -176,10 +177,10 @@ def _factors(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def _summands(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return two tables of one dimension less whose sum equals a table up to rounding, or None.
+    """Return two smaller tables whose broadcast sum equals a table up to rounding, or None.
 
-    Position tables of images are such sums of a row part and a column part; rows and columns may
-    be one dimension.
+    Position tables of images are sums of a row part and a column part; rows and columns may be
+    flattened to one dimension.
     """
     if not bool(torch.isfinite(table).all()):
         return None

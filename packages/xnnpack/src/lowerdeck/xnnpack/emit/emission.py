@@ -35,12 +35,12 @@ class Emission(Values):
         super().__init__(half_weights=half_weights)
         self._ranges = ranges
         self.channels_last: set[int] = set()
-        """Positions of the delegate's arguments that are channels last."""
+        """Positions of the channels-last arguments of the delegate call."""
         self._tracked: dict[fx.Node, Tracked] = {}
         self.in_float: dict[str, str] = {}
-        """Nodes of a quantised program that are computed in float, and why."""
+        """Reason for each node of a quantised program that is computed in float."""
         self.functions: dict[str, tuple[XnnOperator, torch.Tensor]] = {}
-        """By constant key: the function and argument that it was computed from."""
+        """Function and argument of each folded sine or cosine, by constant key."""
         self._dynamic: dict[tuple[int, XnnEncoding], int] = {}
         self._scalars: dict[bytes, Tracked] = {}
 
@@ -50,13 +50,13 @@ class Emission(Values):
         return node in self._tracked
 
     def of(self, node: fx.Node | float) -> Tracked:
-        """Return an operand, a node or a number, as a tensor."""
+        """Return an operand (node or number) as a tensor."""
         if not isinstance(node, fx.Node):
             return self.scalar(float(node))
         if node not in self._tracked:
             raise UnsupportedNodeError(
-                f"XnnpackBackend has no value for {describe_node(node)}, which is read: only "
-                "tensors of floats that the partition computes or is given can be used"
+                f"XnnpackBackend has no value for {describe_node(node)}, which is read: operands "
+                "must be float tensors that are computed in the partition or are its inputs"
             )
         return self._tracked[node]
 
@@ -65,7 +65,7 @@ class Emission(Values):
         self._tracked[node] = tracked
 
     def tracked(self, shape: Sequence[Dim], value: int, layout: Layout = Layout.PLAIN) -> Tracked:
-        """Return a tensor held by one value."""
+        """Return a tensor for a value."""
         return Tracked(tuple(shape), None, layout, {layout: value}, self.encoding_of(value))
 
     def constant(self, node: fx.Node) -> torch.Tensor:
@@ -83,14 +83,14 @@ class Emission(Values):
         return None if node is None else self.constant(node)
 
     def scalar(self, number: float) -> Tracked:
-        """Return a number as a tensor without dimensions."""
-        key = struct.pack("<d", number)  # -0.0 is another divisor than 0.0
+        """Return a number as a 0-dim tensor."""
+        key = struct.pack("<d", number)  # 0.0 and -0.0 are different divisors
         if key not in self._scalars:
             self._scalars[key] = Tracked((), torch.tensor(number, dtype=torch.float32))
         return self._scalars[key]
 
     def in_encoding(self, tracked: Tracked, encoding: XnnEncoding) -> Tracked:
-        """Return the tensor in another encoding, converted once for all uses."""
+        """Return the tensor in another encoding; the conversion is shared by all uses."""
         if tracked.encoding == encoding:
             return tracked
         if encoding not in tracked.conversions:
@@ -115,10 +115,10 @@ class Emission(Values):
         """Return a float value quantised dynamically.
 
         Args:
-            value: The floats. All linear layers that read them share the result. Each convolution
-                has a separate one: the runtime stores scales differently for 1x1 filters, and
-                computes garbage if both kinds read one value.
-            shape: Its sizes, as torch counts the dimensions.
+            value: The floats. Linear layers share the result; each convolution has its own: the
+                runtime stores scales differently for 1x1 filters, and computes garbage if both
+                kinds read the same value.
+            shape: Its sizes in torch's order.
             encoding: ``PER_ROW`` for a linear layer, ``PER_IMAGE`` for a convolution.
         """
         existing = None if encoding == PER_IMAGE else self._dynamic.get((value, encoding))
@@ -137,7 +137,7 @@ class Emission(Values):
         layout: Layout,
         encoding: XnnEncoding = FLOAT,
     ) -> Tracked:
-        """Return an argument of the delegate call as a tensor in the layout that it has there."""
+        """Return an argument of the delegate call as a tensor in the call's layout."""
         dims = tuple(upper_bound(size, self._ranges) for size in layout.arrange(shape))
         value = self._append(dims, encoding)
         value.external_id, value.flags = position, XnnValue.INPUT
@@ -151,7 +151,7 @@ class Emission(Values):
         """Make a tensor the output at ``position`` of the delegate call.
 
         Args:
-            position: Position among the arguments of the call, inputs included.
+            position: Position among the arguments of the call, including inputs.
             layout: Layout in the program.
             encoding: Encoding in the program; None for the tensor's own.
         """
@@ -162,7 +162,7 @@ class Emission(Values):
     def _external_output(self, tracked: Tracked, position: int, layout: Layout) -> None:
         source = self.id_of(tracked, layout)
         value = self.graph.values[source]
-        # A value can be an input or an output once: otherwise it is copied.
+        # An input, a constant or another output must be copied.
         if value.flags or value.constant:
             source = self.add(XnnOperator.COPY, tracked.shape, layout, input_id=source)
             value = self.graph.values[source]
@@ -185,13 +185,13 @@ class Emission(Values):
         if self.reads is not None:
             return self.in_encoding(tracked, self.reads)
         if self.writes.is_int8 and tracked.encoding == FLOAT and tracked.tensor is not None:
-            # A number combined with integers: stored exactly, as the largest 8-bit integer.
+            # A scalar operand of an integer op is exact: scaled so that it is +-127.
             largest = float(tracked.tensor.abs().max())
             return self.in_encoding(tracked, int8(largest / 127 if largest else 1.0))
         return tracked
 
     def aligned(self, tracked: Tracked, rank: int, layout: Layout = Layout.PLAIN) -> int:
-        """Return the value that holds an operand of a broadcast among tensors of ``rank``.
+        """Return a value of an operand that broadcasts against tensors of ``rank`` dimensions.
 
         Args:
             tracked: The operand, of at most ``rank`` dimensions.
@@ -199,7 +199,7 @@ class Emission(Values):
             layout: Layout of the result.
 
         Returns:
-            The id of a value that broadcasts in that layout as the operand does in torch.
+            The id of a value that broadcasts in that layout like the operand in torch.
         """
         missing = rank - len(tracked.shape)
         if layout is Layout.PLAIN or not missing or not tracked.shape:
@@ -217,7 +217,7 @@ class Emission(Values):
         """Return the common layout for operands: channels last if one has it."""
         for operand in operands:
             symbols = sum(not is_fixed(size) for size in operand.shape)
-            # Broadcasting it needs a reshape, which carries one symbolic size.
+            # Broadcasting it needs a reshape, which supports one symbolic size.
             if len(operand.shape) < rank and not operand.is_constant and symbols > 1:
                 return Layout.PLAIN
         if rank >= 3 and any(
@@ -239,13 +239,13 @@ class Emission(Values):
         layout: Layout | None = None,
         **fields: Fields,
     ) -> Tracked:
-        """Add a node of one input.
+        """Add a unary node.
 
         Args:
             limits: Minimum and maximum to clamp the result to.
-            shape: Sizes of the result, where they are not the operand's.
-            layout: Layout of the operand and the result, where it is not the operand's preferred.
-            **fields: Further fields of the node's table than its input and output.
+            shape: Sizes of the result; the operand's by default.
+            layout: Layout of operand and result; the operand's preferred one by default.
+            **fields: Fields of the node's table except input and output.
         """
         shape = operand.shape if shape is None else shape
         layout = operand.preferred if layout is None else layout
@@ -264,14 +264,14 @@ class Emission(Values):
         shape: Sequence[Dim] | None = None,
         **fields: Fields,
     ) -> Tracked:
-        """Add a function of two operands that broadcast.
+        """Add a binary node with broadcasting.
 
         Args:
             left: A tensor or a number.
             right: A tensor or a number.
             limits: Minimum and maximum to clamp the result to.
-            shape: Sizes of the result, where they are not those of the operands together.
-            **fields: Further fields of the node's table than its inputs and output.
+            shape: Sizes of the result; the broadcast sizes by default.
+            **fields: Fields of the node's table except inputs and output.
         """
         left, right = (self.scalar(x) if isinstance(x, float) else x for x in (left, right))
         shape = broadcast(left.shape, right.shape) if shape is None else shape
@@ -294,7 +294,7 @@ class Emission(Values):
             shape: Sizes of the result.
             weights: The ids of its filters and its bias.
             limits: Minimum and maximum to clamp the result to.
-            flags: ``XnnNode.TRANSPOSE_WEIGHTS`` for filters of one row for each input.
+            flags: ``XnnNode.TRANSPOSE_WEIGHTS`` for filters of shape (inputs, outputs).
         """
         filters, bias = weights
         fields = {"input1_id": value, "filter_id": filters, "bias_id": bias, "flags": flags}
@@ -321,12 +321,12 @@ class Emission(Values):
         sizes: Sequence[int],
         layout: Layout | None = None,
     ) -> Tracked:
-        """Return a part of a tensor.
+        """Return a slice of a tensor.
 
         Args:
-            offsets: Where the part begins in each dimension, as torch counts them.
-            sizes: How long it is, 0 for all of a dimension, whatever its size is at run time.
-            layout: The layout in which it is cut, the preferred one by default.
+            offsets: Start in each dimension, in torch's order.
+            sizes: Size in each dimension; 0 for the whole dimension, also if dynamic.
+            layout: Layout of the slice, the preferred one by default.
         """
         layout = layout or tensor.preferred
         return self.unary(
@@ -347,12 +347,12 @@ class Emission(Values):
         number: float | None = None,
         layout: Layout | None = None,
     ) -> Tracked:
-        """Return a tensor with a number added around it.
+        """Return a tensor padded with a constant.
 
         Args:
             before: Amount before each dimension, in torch's order.
             after: Amount after each dimension.
-            number: The number, 0 if None.
+            number: The padding value, 0 if None.
             layout: The layout of the result, the tensor's preferred one by default.
         """
         layout = layout or tensor.preferred
@@ -393,22 +393,22 @@ class Emission(Values):
     def sized(self, tracked: Tracked, layout: Layout) -> Tracked:
         """Return a tensor with its sizes set explicitly; at most one is symbolic.
 
-        A convolution of an empty batch leaves its result's height and width unset, and readers
-        crash.
+        A convolution of an empty batch leaves the height and width of its result unset, which
+        crashes its users.
         """
         with self.stored(None, tracked.encoding):
             value = self.reshaped(self.id_of(tracked, layout), layout.arrange(tracked.shape))
         return Tracked(tracked.shape, None, layout, {layout: value}, tracked.encoding)
 
     def permuted(self, value: int, permutation: Sequence[int], shape: Sequence[Dim]) -> int:
-        """Return ``value`` with its dimensions of memory in another order.
+        """Return ``value`` with its memory dimensions permuted.
 
         Args:
             permutation: Dimension i of the result is dimension ``permutation[i]`` of ``value``.
             shape: Sizes of the result in the order of memory.
 
         Returns:
-            The id of the result; ``value`` itself where nothing changes.
+            The id of the result; ``value`` for an identity permutation.
         """
         if tuple(permutation) == tuple(range(len(permutation))):
             return value
@@ -430,7 +430,7 @@ class Emission(Values):
         dims = layout.arrange(tracked.shape)
         spatial, channels = tracked.shape[2:], tracked.shape[1]
         free = [size for size in tracked.shape if not is_fixed(size)]
-        # With one channel or one pixel both layouts are the same bytes.
+        # With one channel or one pixel both layouts have the same bytes.
         if (is_one(channels) or all(is_one(size) for size in spatial)) and len(free) < 2:
             return self.reshaped(source, dims)
         return self.permuted(source, conversion(len(dims), layout), dims)
@@ -441,8 +441,8 @@ class Emission(Values):
 
 
 def _converts(source: XnnEncoding, target: XnnEncoding) -> bool:
-    """Return whether one Convert node is right; otherwise two are, by way of float32."""
+    """Return whether one Convert node is exact; otherwise convert by way of float32."""
     if source.is_int8 and target.is_int8:
-        # Beyond this ratio the runtime silently returns garbage.
+        # Above this ratio the runtime silently returns garbage.
         return source.scale / target.scale <= MOST_RESCALED
     return source == FLOAT or target == FLOAT

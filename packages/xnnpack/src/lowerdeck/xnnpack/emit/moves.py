@@ -15,9 +15,9 @@ _MOVES = (XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.STAT
 def merge_moves(emission: Emission) -> None:
     """Merge consecutive and equal reshapes, transposes and slices, in place.
 
-    The runtime's graph optimiser merges the remaining ones, and in executorch 1.4.1 it may write
-    to freed memory when it does: loading such a payload can crash the process. A merged node reads
-    the input of the first one; nodes without readers are left for the caller to remove.
+    Otherwise the runtime's graph optimiser merges them, which in executorch 1.4.1 may write to
+    freed memory and crash the process at load. A merged node reads the input of the first; dead
+    nodes are left to the caller.
 
     Args:
         emission: A payload with all inputs and outputs.
@@ -49,7 +49,7 @@ def merge_moves(emission: Emission) -> None:
 
 
 def _can_merge(first: XnnNode, second: XnnNode, encodings: Mapping[int, XnnEncoding]) -> bool:
-    """Return whether two moves are of a kind, and integers keep their scale."""
+    """Return whether two moves have the same kind and keep the encoding."""
     if first.operator is not second.operator:
         return False
     ids = (first.number("input_id"), second.number("input_id"), second.number("output_id"))
@@ -57,7 +57,7 @@ def _can_merge(first: XnnNode, second: XnnNode, encodings: Mapping[int, XnnEncod
 
 
 def _merge(first: XnnNode, second: XnnNode) -> XnnNode:
-    """Return one move for two of a kind, of which the second reads the first."""
+    """Return one move for two of the same kind, of which the second reads the first."""
     fields = {**second.fields, "input_id": first.fields["input_id"]}
     if second.operator is XnnOperator.STATIC_TRANSPOSE:
         before = first.numbers("perm")
@@ -72,14 +72,14 @@ def _merge(first: XnnNode, second: XnnNode) -> XnnNode:
 
 
 def _without_effect(graph: XnnGraph, node: XnnNode) -> XnnNode:
-    """Return a copy for a move that leaves its input as it is, any other node as it is."""
+    """Return a copy node for a no-op move, and other nodes unchanged."""
     source, output = node.number("input_id"), node.number("output_id")
     if node.operator is XnnOperator.STATIC_TRANSPOSE:
         perm = node.numbers("perm")
         has_effect = perm != tuple(range(len(perm)))
     elif node.operator is XnnOperator.STATIC_RESHAPE:
         dims = graph.values[source].shape
-        # A reshape sets the sizes of a result of empty tensors, if one may be 0.
+        # A reshape also sets the sizes of a result that may be empty.
         has_effect = dims != node.numbers("new_shape") or 0 in dims
     else:
         return node

@@ -1,4 +1,4 @@
-"""Reshapes of tensors with several symbolic sizes; the runtime's reshape infers only one.
+"""Reshapes with several symbolic sizes; the runtime's reshape infers only one.
 
 Static sizes are split and merged between symbolic ones, which keep their order, as for heads of
 attention: ``[batch, tokens, 64]`` to ``[batch, tokens, 4, 16]``. The runtime adds a dimension of
@@ -23,7 +23,7 @@ from lowerdeck.xnnpack.emit.values import Fields
 from lowerdeck.xnnpack.payload import Layout
 
 _MOST_PIECES = 64
-"""Most slices of a dimension; each is a node and a copy."""
+"""Maximum number of slices of a dimension; each is a node and a copy."""
 
 
 def reshape_refusal(before: Sequence[Dim], after: Sequence[Dim]) -> str | None:
@@ -68,7 +68,7 @@ def resized(emission: Emission, tensor: Tracked, after: Sequence[Dim]) -> Tracke
 
 
 _Key = tuple[int, int]
-"""Sort key of a dimension: its group and its place in it."""
+"""Sort key of a dimension: its group and its position in the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class _Plan:
     """Steps of a reshape.
 
     Attributes:
-        groups: The sizes except 1 of each group before and after: those between symbolic sizes,
-            and each symbolic size in a separate group.
-        added: Number of dimensions of size 1 that are added first.
+        groups: The sizes except 1 of each group, before and after. A group is one symbolic size,
+            or the static sizes between two.
+        added: Number of dimensions of size 1 added first.
         dropped: Number of dimensions dropped at the end.
         pieces: Largest number of slices of a dimension.
     """
@@ -90,7 +90,7 @@ class _Plan:
 
 
 def _plan(before: Sequence[Dim], after: Sequence[Dim]) -> _Plan | None:
-    """Return the steps of a reshape, or None if the symbolic sizes differ or change places."""
+    """Return the steps of a reshape, or None if the symbolic sizes differ or are reordered."""
     old, new = _grouped(before), _grouped(after)
     if len(old) != len(new):
         return None
@@ -102,7 +102,7 @@ def _plan(before: Sequence[Dim], after: Sequence[Dim]) -> _Plan | None:
             if prod(left) != prod(right):
                 return None
             if left != right:
-                # A merge leaves a dimension of size 1 behind, a split needs one.
+                # A merge leaves a dimension of size 1; a split consumes one.
                 spare += len(left) - len(right)
                 pieces = max(pieces, *map(int, left[:-1]), *map(int, right[:-1]), 0)
         elif str(left) != str(right):
@@ -163,7 +163,7 @@ class _Tensor:
         self.keys[first], self.keys[second] = None, self.keys[first]
 
     def split(self, key: _Key, count: int) -> None:
-        """Split a dimension in two, the first with ``count`` elements."""
+        """Split a dimension in two, the first of size ``count``."""
         at, free = self.keys.index(key), self.keys.index(None)
         self._join(self._slices(at, count, int(self.shape[at]) // count), free)
         self.keys[at], self.keys[free] = (key[0], key[1] + 1), key
@@ -187,7 +187,7 @@ class _Tensor:
 
     def _slices(self, axis: int, count: int, size: int) -> list[Tracked]:
         tensor = self.emission.tracked(self.shape, self.value)
-        # Slice also a dimension whose part is the whole.
+        # Size 0 selects a whole dimension.
         at = [int(position == axis) for position in range(len(self.shape))]
         sizes = [size * position for position in at]
         return [
@@ -210,7 +210,7 @@ def joined(
     """
     shape = parts[0].shape
     sized_parts = [(emission.id_of(part, layout), part.shape[axis]) for part in parts]
-    # Up to five at a time, recursively: few elements are copied twice.
+    # The runtime concatenates up to five at a time; recursion copies few elements twice.
     while len(sized_parts) > 1:
         groups = [sized_parts[first : first + 5] for first in range(0, len(sized_parts), 5)]
         sized_parts = [_joined(emission, group, shape, axis, layout) for group in groups]

@@ -9,18 +9,18 @@ import torch
 from lowerdeck.torch_base import storage_identity, tensor_in_file
 
 IN_MEMORY = 8 << 20
-"""Bytes that one of possibly hundreds of partitions keeps in memory; more are stored in files."""
+"""Bytes kept in memory per partition, of which there may be hundreds; more go to files."""
 _PIECE = 1 << 20
-"""Elements converted at once; an even number, as one byte may store two."""
+"""Elements converted at once; even, because one byte may store two."""
 _LARGEST_HALF = torch.finfo(torch.float16).max
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Scratch:
-    """Converts constants piece by piece with little memory in total.
+    """Converts constants chunk by chunk with bounded memory.
 
-    The first few stay in memory. The others are stored in unnamed temporary files, or in memory
-    if such a file cannot be written.
+    The first results stay in memory. The others are stored in unnamed temporary files, or in
+    memory if that fails.
     """
 
     def __init__(self) -> None:
@@ -28,17 +28,17 @@ class Scratch:
         self._existing: set[int | None] = set()
 
     def add_existing(self, tensor: torch.Tensor) -> None:
-        """Record that a tensor's memory exists anyway and need not be counted.
+        """Record that a tensor's memory is owned by the program and not counted.
 
         Args:
             tensor: A constant of the program; a subclass is checked later, part by part.
         """
         if type(tensor) is torch.Tensor:
-            # Not by its address: reading that would materialise a lazy copy of the weights.
+            # Not keyed by address: reading it would materialise a lazy copy of the weights.
             self._existing.add(storage_identity(tensor))
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor in contiguous order, in existing or remaining memory or in a file."""
+        """Return the tensor contiguous: unchanged, or copied to memory or a file."""
         dense = tensor.is_contiguous()
         if dense and storage_identity(tensor) in self._existing:
             return tensor
@@ -50,10 +50,10 @@ class Scratch:
     def convert(
         self, tensor: torch.Tensor, dtype: torch.dtype, change: Change | None = None
     ) -> torch.Tensor:
-        """Return a tensor with other elements, itself if it has that dtype and no change is given.
+        """Return a converted tensor; the tensor itself if no conversion is needed.
 
         Args:
-            change: The conversion, if it is more than a cast.
+            change: Conversion other than a cast.
         """
         if tensor.dtype == dtype and change is None:
             return tensor
@@ -71,8 +71,8 @@ class Scratch:
 
         Args:
             source: Read in row-major order.
-            change: Converts a piece of ``source``, given as a row; None casts.
-            width: How many elements of ``source`` make one.
+            change: Converts a chunk of ``source``, a 1-D tensor; None casts.
+            width: Number of elements of ``source`` per result element.
         """
         count = source.numel() // width
 
@@ -102,7 +102,7 @@ def pieces_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the elements of a tensor in row-major order, in pieces to convert.
 
     Args:
-        tensor: Any tensor; one that is not contiguous is split between rows.
+        tensor: A tensor; if not contiguous, it is split between rows.
     """
     tensor = tensor.detach()
     if tensor.numel() <= _PIECE or tensor.is_contiguous():
@@ -114,7 +114,7 @@ def pieces_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def fits_half(tensor: torch.Tensor) -> bool:
-    """Return whether no number of a tensor is beyond float16, or NaN; makes no copy of it.
+    """Return whether all elements fit into float16 and none is NaN, without a copy.
 
     Args:
         tensor: A tensor that is not empty.

@@ -1,6 +1,6 @@
 """Tensors of a partition: sizes, constant data, and the values that hold them.
 
-Constant integers keep their scales: they are weights that the program dequantises before use.
+Integer constants keep their scales: the program dequantises them before use.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Quantized:
 
     Attributes:
         data: The integers, always as int8.
-        scales: Distance of neighbouring integers: one number, one for each index of ``axis``, or
-            one for each group along the last dimension of a matrix.
+        scales: One scale, one for each index of ``axis``, or one for each group along the last
+            dimension of a matrix.
         zero_points: The integers that represent 0.0, one for each scale.
-        axis: The dimension with a scale for each index; None if there is one scale, or groups.
-        group: Number of neighbours along the last dimension that share a scale, 0 without groups.
-        bits: 4 if the program declares all integers to be in -8..7, else 8.
+        axis: Dimension of per-channel scales; None for one scale or groups.
+        group: Group size along the last dimension, 0 without groups.
+        bits: 4 if the program declares a range of -8..7, else 8.
     """
 
     data: torch.Tensor
@@ -43,23 +43,23 @@ class Quantized:
         return not bool(self.zero_points.any())
 
     def dequantized(self) -> torch.Tensor:
-        """Return the real numbers, in float32."""
+        """Return the dequantised values in float32."""
         moved = self.data.to(torch.int32) - self._spread(self.zero_points.to(torch.int32))
         return moved.float() * self._spread(self.scales.float())
 
     def _spread(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return one number for each scale, in sizes that broadcast against the integers."""
+        """Return per-scale numbers in a shape that broadcasts against the integers."""
         if self.group:
             return numbers.repeat_interleave(self.group, 1)
         if self.axis is None:
-            # A single number has no dimensions, and must not get one.
+            # Keep a single number 0-dim.
             return numbers.reshape(())
         return numbers.reshape(
             [-1 if dimension == self.axis else 1 for dimension in range(self.data.dim())]
         )
 
     def permuted(self, order: Sequence[int]) -> Quantized | None:
-        """Return it with its dimensions in another order, None if groups forbid that."""
+        """Return the permuted constant, None with groups."""
         if self.group:
             return None
         axis = None if self.axis is None else list(order).index(self.axis)
@@ -67,7 +67,7 @@ class Quantized:
         return Quantized(data, self.scales, self.zero_points, axis, 0, self.bits)
 
     def summands(self) -> list[Quantized]:
-        """Return matrices with zero points of 0 whose sum it is: itself, or up to three."""
+        """Return up to three matrices with zero points of 0 whose sum equals this one."""
         centred = self.centred()
         if centred is not None:
             return [centred]
@@ -88,7 +88,7 @@ class Quantized:
         return self.data.to(torch.int16) - self._spread(self.zero_points.to(torch.int16))
 
     def centred(self) -> Quantized | None:
-        """Return it with zero points of 0, None if that takes more than 8 bits, or with groups."""
+        """Return this with zero points of 0; None with groups, or if it needs more than 8 bits."""
         if self.is_symmetric:
             return self
         if self.group:
@@ -102,16 +102,16 @@ class Quantized:
 
 @dataclass(slots=True)
 class Tracked:
-    """One tensor of the partition, with its constant data and its values in the payload.
+    """A tensor of the partition, with its constant data and its payload values.
 
     Attributes:
         shape: Sizes in torch's order of dimensions.
         data: The data of a constant, else None.
         preferred: The layout in which the tensor is produced.
-        ids: Its values in the payload, encoded as ``encoding``, by layout.
+        ids: Ids of its payload values in ``encoding``, by layout.
         encoding: Dtype, with scales and zero points if quantised.
         conversions: The same tensor in other encodings, created at first use.
-        derived: Results computed from it that several readers share, by key.
+        derived: Results computed from it that several users share, by key.
     """
 
     shape: tuple[Dim, ...]
@@ -134,7 +134,7 @@ class Tracked:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The data of a constant as real numbers, else None."""
+        """The dequantised data of a constant, else None."""
         if isinstance(self.data, Quantized):
             return self.data.dequantized()
         if self.data is not None and self.data.dtype in (torch.float16, torch.bfloat16):

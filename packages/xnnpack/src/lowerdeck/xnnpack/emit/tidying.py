@@ -1,4 +1,4 @@
-"""Remove unneeded computations and data movement from a complete payload."""
+"""Optimise a complete payload: remove unneeded computations and data movement."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _BY_ELEMENT = {
 }
 _SIDES = ("padding_top", "padding_right", "padding_bottom", "padding_left")
 _TILE = 32
-"""Number of channels of a part that fill the tiles in which the runtime computes layers."""
+"""Channels of a part are multiples of this, to fill the tiles of the runtime's kernels."""
 
 
 def tidy(emission: Emission) -> None:
     """Remove unneeded computations and copies from a payload.
 
-    Zeros around an image become the padding of the convolution that reads it. A layer whose result
-    is only split along its channels becomes a layer for each part. Unused nodes and constants are
-    removed. Causal masks and tables are computed, not stored.
+    Zero padding is fused into the convolution that reads it. A layer whose result is only split
+    along its channels becomes one layer per part. Dead nodes and constants are removed. Causal
+    masks and tables are computed instead of stored.
 
     Args:
         emission: A payload with all inputs and outputs; its values are renumbered.
@@ -60,7 +60,7 @@ class _Uses:
                 self.readers[value].append(number)
 
     def made_for_one(self, value: int, kind: XnnOperator) -> XnnNode | None:
-        """Return the node of a kind that produces a value, if the value has one reader."""
+        """Return the producer of a value if it has the given kind and the value has one reader."""
         number = self.maker.get(value)
         if number is None or len(self.readers[value]) != 1 or self._graph.values[value].flags:
             return None
@@ -76,10 +76,10 @@ class _Uses:
 
 
 def _keep_images(emission: Emission) -> None:
-    """Compute on images instead of lines between one-dimensional convolutions.
+    """Keep the image layout between 1-D convolutions instead of converting to lines.
 
-    Each convolution converts an image of one row to a line, and the next one converts it back,
-    which is a copy if others read the line as well.
+    A 1-D convolution converts its result from an image of one row to a line, and the next one
+    converts it back, which is a copy if the line has other readers.
     """
     graph = emission.graph
     if not any(_turns_lines(graph, node) for node in graph.nodes):
@@ -111,7 +111,7 @@ def _keep_images(emission: Emission) -> None:
 
 
 def _turns_lines(graph: XnnGraph, node: XnnNode) -> bool:
-    """Return whether a node converts images of one row to lines, or the reverse."""
+    """Return whether a node converts images of one row to lines, or vice versa."""
     if node.operator is not XnnOperator.STATIC_RESHAPE:
         return False
     ids = node.number("input_id"), node.number("output_id")
@@ -128,7 +128,7 @@ def _operands(
     operands = {}
     for operand in node.inputs:
         value = graph.values[operand]
-        # Other readers need the line, which would have to be copied from the image.
+        # Other readers of the line would need a copy of the image.
         if operand in images and uses.read_by(operand, _BY_ELEMENT | {XnnOperator.STATIC_RESHAPE}):
             operands[operand] = images[operand]
         elif value.constant and (len(value.shape) < 3 or value.shape[0] == 1):
@@ -146,7 +146,7 @@ def _fold_padding(graph: XnnGraph) -> None:
         return
     uses = _Uses(graph)
     for number, node in enumerate(graph.nodes):
-        # A pixel without neighbours is a row of a matrix product, which is faster than an image.
+        # A 1x1 image is a row of a matrix product, which is faster than a convolution.
         if node.operator in _CONVOLUTIONS and (_kernel(node) != (1, 1)):
             graph.nodes[number] = _padding(graph, uses, node)
 
@@ -185,7 +185,7 @@ def _padding(graph: XnnGraph, uses: _Uses, node: XnnNode) -> XnnNode:
 
 
 def _row(line: Sequence[int], height: int = 1) -> tuple[int, ...]:
-    """Return a list for a batch of lines as that for a batch of images of one row."""
+    """Convert per-dimension numbers of lines to those of images of one row."""
     return (line[0], height, *line[1:])
 
 
@@ -193,7 +193,7 @@ def _row(line: Sequence[int], height: int = 1) -> tuple[int, ...]:
 
 
 def _part_layers(emission: Emission) -> None:
-    """Compute the parts of a layer's result separately if the whole is unused."""
+    """Split a layer whose result is only read in parts."""
     graph = emission.graph
     if not any(node.operator is XnnOperator.STATIC_SLICE for node in graph.nodes):
         return
@@ -224,7 +224,7 @@ def _weights(node: XnnNode) -> list[int]:
 
 
 def _has_rows(graph: XnnGraph, node: XnnNode) -> bool:
-    """Return whether each output channel of a node is a row of its constant filters."""
+    """Return whether the output channels of a node are the rows of its constant filters."""
     if node.operator is XnnOperator.CONV2D:
         if node.number("groups") != 1:
             return False
@@ -292,7 +292,7 @@ def _layer_of_part(
 
 
 def _replace(emission: Emission, changed: Mapping[int, Sequence[tuple[XnnNode, int]]]) -> None:
-    """Replace nodes; each new one has the sources of the two named ones."""
+    """Replace nodes; each new one gets the sources of both replaced nodes."""
     nodes, sources = emission.graph.nodes, emission.sources
     kept = [
         pair
@@ -311,7 +311,7 @@ def _replace(emission: Emission, changed: Mapping[int, Sequence[tuple[XnnNode, i
 
 
 def _drop_unread(emission: Emission) -> None:
-    """Remove nodes that no result depends on."""
+    """Remove dead nodes."""
     graph = emission.graph
     read = {value.id for value in graph.values if value.flags & XnnValue.OUTPUT}
     unread: dict[int, Sequence[tuple[XnnNode, int]]] = {}

@@ -23,7 +23,7 @@ Range: TypeAlias = tuple[float, float]
 
 
 class Values:
-    """The values of a payload with their encodings, its constants with their bytes, its nodes."""
+    """Builder of a payload's values, constants and nodes."""
 
     def __init__(self, *, half_weights: bool = False) -> None:
         self.half_weights: bool = half_weights
@@ -33,9 +33,9 @@ class Values:
         """The bytes of constants."""
         self.scratch: Scratch = Scratch()
         self.sources: list[tuple[fx.Node, ...]] = []
-        """The nodes that each node of the payload came from; its number is its debug handle."""
+        """Source nodes of each payload node, indexed by its debug handle."""
         self.reads: XnnEncoding | None = FLOAT
-        """Encoding in which operands are read; None for each producer's."""
+        """Encoding in which operands are read; None for their own."""
         self.writes: XnnEncoding = FLOAT
         """Encoding of the results of added nodes."""
         self._constants: dict[tuple[XnnConstant, tuple[int, ...], bool, XnnEncoding], int] = {}
@@ -56,7 +56,7 @@ class Values:
             self.reads, self.writes = before
 
     def made_as(self, encoding: XnnEncoding | None) -> AbstractContextManager[None]:
-        """Set the encoding of results of added nodes; None changes nothing."""
+        """Set the encoding of results of added nodes; None is a no-op."""
         return nullcontext() if encoding is None else self.stored(None, encoding)
 
     def encoding_of(self, value: int) -> XnnEncoding:
@@ -67,14 +67,14 @@ class Values:
         """Return the id of a new value in the current encoding of results.
 
         Args:
-            shape: Sizes as torch counts the dimensions.
+            shape: Sizes in torch's order.
             layout: Order of the dimensions in memory.
 
         Returns:
             The id of a value without a producer.
         """
-        # The runtime plans memory again when a value outgrows its declared or last size: with a
-        # bound declared here it would keep the plan of a smaller first call, and overrun it.
+        # The runtime replans memory when a value outgrows its declared or last size: with a
+        # declared bound it would keep the plan of a smaller first call, and overrun it.
         dims = tuple(size if isinstance(size, int) else 0 for size in layout.arrange(shape))
         return self._append(dims, self.writes).id
 
@@ -84,14 +84,13 @@ class Values:
         """Return the id of a constant value.
 
         Args:
-            tensor: The data as real numbers of any float, its dimensions in the order of memory.
-            packed: Whether a convolution or a linear layer packs it. The runtime may free what it
-                packed, so a constant that is used both ways is two values.
-            encoding: How it is stored: as a float or, rounded, as an 8-bit integer; the results'
-                encoding by default.
+            tensor: The data in any float dtype, dimensions in memory order.
+            packed: Whether a convolution or a linear layer packs it. The runtime may free packed
+                constants, so a constant with both uses is two values.
+            encoding: Stored encoding, float or quantised; that of results by default.
 
         Returns:
-            The id; the same for the same bytes, shape and use.
+            The id, deduplicated by bytes, shape, use and encoding.
         """
         chosen = encoding or (self.writes if self.writes in _PLAIN else FLOAT)
         return self.stored_constant(self._encoded(tensor, chosen), chosen, packed=packed)
@@ -114,11 +113,12 @@ class Values:
         packed: bool = False,
         dims: Sequence[int] | None = None,
     ) -> int:
-        """Return the id of a constant value whose bytes are given.
+        """Return the id of a constant value for stored bytes.
 
         Args:
             stored: The bytes, as a tensor of any dtype.
-            dims: Sizes of the value where ``stored`` has others, as bytes of two elements have.
+            dims: Sizes of the value if they differ from those of ``stored``, as for packed half
+                bytes.
         """
         constant = self.data_constant(stored)
         shape = tuple(stored.shape if dims is None else dims)
@@ -135,10 +135,10 @@ class Values:
         return self._constant(bytes_of(self.scratch.keep(stored)))
 
     def rows_of(self, value: int, start: int, size: int) -> int:
-        """Return the id of a constant value holding some rows of another.
+        """Return the id of a constant value with a range of rows of another.
 
         Args:
-            value: The other one, with one scale or a scale per row.
+            value: Id of the other value, with one scale or a scale per row.
             size: Number of rows.
         """
         whole = self.graph.values[value]
@@ -160,7 +160,7 @@ class Values:
         """Return the id of a new value with another one's encoding.
 
         Args:
-            dims: Its sizes in the order of memory.
+            dims: Its sizes in memory order.
         """
         return self._append(dims, value.encoding).id
 
@@ -200,9 +200,9 @@ class Values:
         """Add a node with a new value for its result.
 
         Args:
-            shape: Sizes of the result, as torch counts the dimensions.
+            shape: Sizes of the result in torch's order.
             layout: Layout of the result.
-            output_range: Least and greatest result, where the node is to clamp.
+            output_range: Minimum and maximum of a fused clamp.
             **fields: The fields of the node's table, without the output.
 
         Returns:
@@ -216,5 +216,5 @@ class Values:
 
 
 def float_of(number: float) -> float:
-    """Return a number as a payload holds it: rounded to float32."""
+    """Return a number rounded to float32, as stored in payloads."""
     return float(torch.tensor(number, dtype=torch.float32))

@@ -1,4 +1,4 @@
-"""Arithmetic on two tensors that broadcast, or on a tensor and a number."""
+"""Binary arithmetic with broadcasting, and with numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table, function, table
 
 _COARSEST = 2**11
-"""Ratio from which the runtime's sums are off by a step."""
+"""Scale ratio above which the runtime's sums are off by one step."""
 _FINEST_PRODUCT = 2**15
-"""Ratio from which a product, in steps of the result, overflows int32."""
+"""Scale ratio above which a product, in steps of the result, overflows int32."""
 _FINEST_SUM = 2**14
-"""Largest ratio for sums; from 2**20 on the runtime's are garbage."""
+"""Largest scale ratio of sums; from 2**20 on the runtime's are garbage."""
 _APART = 2**20
-"""Ratio of the inputs' scales from which the finer input loses steps."""
+"""Ratio of the input scales above which the finer input loses steps."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CAN_CLAMP = {XnnOperator.ADD, XnnOperator.SUBTRACT, XnnOperator.MULTIPLY, XnnOperator.DIV}
 
@@ -63,7 +63,7 @@ def scale_refusal(kind: XnnOperator, call: Call, scales: Scales) -> str | None:
 def _without_repeats(tracked: Tracked, other: Tracked) -> Tracked:
     """Reduce repeated dimensions of a constant to size 1 where broadcasting restores them.
 
-    Constants computed ahead of time often repeat one row, such as the token types of a sequence.
+    Folded constants often repeat one row, such as the token types of a sequence.
     """
     data = tracked.data
     if not isinstance(data, torch.Tensor) or other.is_constant:
@@ -81,7 +81,7 @@ def _without_repeats(tracked: Tracked, other: Tracked) -> Tracked:
 
 
 def scaled(emission: Emission, tracked: Tracked, factor: float) -> Tracked:
-    """Return a tensor times a number; a constant is multiplied ahead of time."""
+    """Return a tensor times a number; constants are folded."""
     if factor == 1:
         return tracked
     tensor = tracked.tensor

@@ -1,4 +1,4 @@
-"""Softmax, and attention composed of the nodes that the runtime has."""
+"""Softmax, and attention composed of the runtime's nodes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _attention(emission: Emission, call: Call) -> None:
     factor = 1 / math.sqrt(int(query.shape[-1])) if scale is None else float(scale)
     many = _heads_per_group(call)
     if many > 1 and any(symbols_refusal(operand.shape) for operand in (query, key, value)):
-        # A separate dimension for heads that share a key would need more copies.
+        # A separate dimension for query heads that share a key head would need more copies.
         key, value = (_repeat_heads(emission, operand, many) for operand in (key, value))
         many = 1
     mask = mask_of(emission, call, many)
     query, key, value = (emission.plain(operand) for operand in (query, key, value))
     batch = call.result[:-1]
     if many > 1:
-        # Heads that share a key broadcast against it, in a separate dimension.
+        # Query heads that share a key head broadcast against it, in a separate dimension.
         query, key, value = (
             _split_heads(emission, operand, group)
             for operand, group in ((query, many), (key, 1), (value, 1))

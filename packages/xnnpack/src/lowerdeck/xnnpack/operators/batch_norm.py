@@ -1,4 +1,4 @@
-"""Batch normalisation with fixed statistics: folded into the layer before it, or two nodes."""
+"""Batch norm with fixed statistics: folded into the preceding layer, or two nodes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
 
     Args:
         node: A convolution or a linear layer.
-        emission: Looks up the constants of the batch norm.
+        emission: Has the constants of the batch norm.
 
     Returns:
         Its scale and shift, if its statistics are constants of the partition.

@@ -1,4 +1,4 @@
-"""Indexing of a dimension with constant indices, and flips."""
+"""Indexing with constant indices, and flips."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import Table, move, table
 
 _MOST_PIECES = 64
-"""Most slices that an index may take, a node each; the runtime has no gather."""
+"""Maximum number of slices of an index, a node each; the runtime has no gather."""
 _FEW = 4
-"""Most indices that are reversed one by one."""
+"""Maximum size that is reversed element by element."""
 _MOST_INDICES = 1 << 16
-"""Most indices that are evaluated to count the slices they need."""
+"""Maximum number of indices evaluated to count their slices."""
 Run = tuple[int, int, int]
 
 
 def runs(indices: Sequence[int]) -> Iterator[Run]:
-    """Yield runs of indices as (first index, count, step), with a step of 1, -1 or 0."""
+    """Split indices into runs (first index, count, step), with a step of 1, -1 or 0."""
     start = 0
     while start < len(indices):
         end, step = start + 1, 1
@@ -52,7 +52,7 @@ def choice_refusal(shape: Sequence[Dim], indices: Sequence[int]) -> str | None:
 
 
 def _few(shape: Sequence[Dim]) -> float:
-    """Return how many indices to reverse one by one; longer dimensions use reshapes."""
+    """Return the size up to which to reverse by element; longer dimensions use reshapes."""
     return _FEW if sum(not is_fixed(size) for size in shape) < 2 else math.inf
 
 
@@ -60,7 +60,7 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
     """Select indices of a dimension; consecutive ones take one slice.
 
     Args:
-        axis: The dimension, of a fixed size.
+        axis: The dimension, of static size.
         indices: The selected indices, none negative.
     """
     layout, few = tracked.preferred, _few(tracked.shape)
@@ -81,7 +81,7 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
 
 
 def _copies(emission: Emission, part: Tracked, axis: int, count: int) -> list[Tracked]:
-    """Return tensors that together repeat a single element of a dimension ``count`` times."""
+    """Return tensors whose concatenation repeats a dimension of size 1 ``count`` times."""
     if count <= _FEW:
         return [part] * count
     parts = [part] * (count % 2)
@@ -94,7 +94,7 @@ def _copies(emission: Emission, part: Tracked, axis: int, count: int) -> list[Tr
 
 
 def _reversed(emission: Emission, tracked: Tracked, axis: int) -> Tracked:
-    """Return a tensor with a dimension of fixed size reversed."""
+    """Return a tensor with a dimension of static size reversed."""
     shape = tracked.shape
     before, size, after = math.prod(shape[:axis]), int(shape[axis]), math.prod(shape[axis + 1 :])
     flat = (before, size, after)
@@ -102,10 +102,10 @@ def _reversed(emission: Emission, tracked: Tracked, axis: int) -> Tracked:
 
 
 def _turned(emission: Emission, tracked: Tracked) -> Tracked:
-    """Return a tensor of three dimensions with the second reversed.
+    """Return a 3-D tensor with the second dimension reversed.
 
-    Swap the halves, then the halves of all halves at once: this takes as many nodes as the
-    logarithm of the size, and only moves elements.
+    Swap the halves, then the halves of all halves at once: the number of nodes is logarithmic in
+    the size.
     """
     before, size, after = tracked.shape
     half, rest = divmod(int(size), 2)
@@ -169,7 +169,7 @@ def _choose_refusal(call: Call) -> str | None:
 
 
 def _computed(node: fx.Node) -> list[int] | None:
-    """Return indices that are computed from plain numbers only, or None if they read constants."""
+    """Return indices computed from numbers only, or None if they read constants."""
     chain = [node]
     for link in chain:
         value = link.meta.get("val")

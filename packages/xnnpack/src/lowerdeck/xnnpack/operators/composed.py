@@ -1,4 +1,4 @@
-"""Operators that XNNPACK lacks, composed of those that it has."""
+"""Operators composed of several XNNPACK nodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _factor_refusal(call: Call) -> str | None:
 
 
 def _log_softmax(e: Emission, x: Tracked, _: Call) -> Tracked:
-    """Return ``x - max - log(sum(exp(x - max)))``: a softmax's logarithm would lose its tail."""
+    """Return ``x - max - log(sum(exp(x - max)))``: the logarithm of a softmax would underflow."""
     rows = e.plain(x)
     moved = e.binary(XnnOperator.SUBTRACT, rows, largest_of_rows(e, rows))
     total = weighted_sums(e, e.unary(XnnOperator.EXP, moved), torch.ones(1, int(x.shape[-1])))
@@ -103,7 +103,7 @@ def _repeat_interleave(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _pieces_refusal(call: Call) -> str | None:
-    """Refuse several symbolic sizes where too many pieces would be joined."""
+    """Refuse several symbolic sizes if too many pieces would be concatenated."""
     size = call.shape()[call.axis()]
     few = is_fixed(size) and int(size) * int(call.args["repeats"]) <= _MOST_PIECES
     return None if few else one_symbol(call)
@@ -112,7 +112,7 @@ def _pieces_refusal(call: Call) -> str | None:
 def _repeated(
     emission: Emission, tracked: Tracked, axis: int, many: int, *, interleaved: bool
 ) -> Tracked:
-    """Repeat one dimension: each index of it if ``interleaved``, else as a whole."""
+    """Repeat one dimension, element by element if ``interleaved``."""
     shape = tracked.shape
     before, size, after = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     apart = emission.view(

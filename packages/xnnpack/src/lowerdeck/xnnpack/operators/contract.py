@@ -1,4 +1,4 @@
-"""Descriptions of how operators of torch become nodes of XNNPACK."""
+"""Descriptions of operators: how to check them and emit XNNPACK nodes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ INNER_TENSOR = "export.access_subclass_inner_tensor.default"
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Encodings of the integers of one call.
+    """Quantised encodings of one call.
 
     Attributes:
-        inputs: Encodings of its inputs, without the weights.
+        inputs: Encodings of its inputs except weights.
         result: Encoding of its result.
     """
 
@@ -37,7 +37,7 @@ class Scales:
 
 
 class FloatNeededError(Exception):
-    """Raised by an emitter, before it adds a node, if integers cannot represent the result."""
+    """The result needs float; raised by an emitter before it adds a node."""
 
 
 class Integers(Enum):
@@ -56,26 +56,26 @@ class Integers(Enum):
 Emit: TypeAlias = Callable[[Emission, Call], None]
 """Adds the nodes of a call and defines its result."""
 Refusal: TypeAlias = Callable[[Call], str | None]
-"""Returns why XNNPACK cannot take a call, or None where it can."""
+"""Returns why XNNPACK does not support a call, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Describes how an operator of torch becomes nodes of XNNPACK.
+    """Describes how to lower an operator to XNNPACK nodes.
 
     Attributes:
         emit: Adds the nodes and defines the call's result.
-        refusal: Returns why XNNPACK cannot take a call, or None where it can. All tensors are
-            already checked to be floats, not empty and of at most six dimensions.
-        computes: Whether the operator alone justifies a delegate; data movement does not.
+        refusal: Returns why XNNPACK does not support a call, or None. Tensors are already checked:
+            floats, not empty, at most six dimensions.
+        computes: Whether the operator alone justifies a delegate, unlike data movement.
         integers: How it handles 8-bit integers.
         int8_refusal: Returns why a call cannot be computed on 8-bit integers, or None.
         scale_refusal: Returns why it cannot with these scales, or None.
-        wide: Whether a call on float16 is computed in float32, as eager does: sums of squares
-            exceed float16 where the result does not.
+        wide: Whether float16 calls are computed in float32, as in eager: sums of squares may
+            exceed float16 although the result does not.
         clamps: Whether a following clamp is fused into the node.
         packs: Names of the weight arguments, which have their own scales.
-        bools: Names of the arguments that may be tensors of bool, which it reads as 0 and 1.
+        bools: Names of the arguments that may be bool tensors, read as 0 and 1.
     """
 
     emit: Emit
@@ -95,7 +95,7 @@ Build: TypeAlias = Callable[[Emission, Tracked, Call], Tracked]
 
 
 def first_of(*refusals: Refusal) -> Refusal:
-    """Return a refusal that returns the first reason of several."""
+    """Combine refusals; the first reason wins."""
     return lambda call: next(filter(None, (refusal(call) for refusal in refusals)), None)
 
 
@@ -113,7 +113,7 @@ def fixed(sizes: Callable[[Call], Iterable[object]], reason: str) -> Refusal:
 
 
 def one_symbol(call: Call) -> str | None:
-    """Refuse operands that a reshape cannot produce."""
+    """Refuse operands with sizes that a reshape cannot produce."""
     return symbols_refusal(call.shape())
 
 
@@ -127,7 +127,7 @@ def fixed_axis(call: Call) -> str | None:
 
 
 def has_dimensions(call: Call) -> str | None:
-    """Refuse single numbers."""
+    """Refuse 0-dim tensors."""
     return None if call.rank() else "it has no dimension"
 
 
@@ -139,10 +139,10 @@ def keeps_dtype(call: Call) -> str | None:
 
 
 def function(build: Build, *refusals: Refusal, **options: Any) -> Operator:
-    """Return an operator of one tensor, the argument ``self`` or ``input``.
+    """Return an operator whose tensor operand is ``self`` or ``input``.
 
     Args:
-        build: Adds the nodes. If the operator clamps, they end with ``call.limits``.
+        build: Adds the nodes. If the operator clamps, it must apply ``call.limits``.
         *refusals: As for :class:`Operator`, whose other options follow.
     """
 

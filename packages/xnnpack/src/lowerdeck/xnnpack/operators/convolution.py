@@ -1,7 +1,7 @@
-"""Convolutions: over one to three dimensions, depthwise and transposed.
+"""1-D to 3-D convolutions, depthwise and transposed.
 
-Memory holds volumes as N, D, H, W, C. A convolution's kernel in depth becomes channels:
-consecutive slices are concatenated along the channels, and are images.
+Volumes are stored as N, D, H, W, C. The depth of a kernel is lowered to channels: consecutive
+slices are concatenated along the channels and convolved as images.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Convolution:
     Attributes:
         windows: Kernel windows along height and width, preceded by depth if there is one.
         transposed: Whether it is a transposed convolution.
-        adjustment: Rows and columns to add to a transposed convolution's result.
+        adjustment: Rows and columns added to the result of a transposed convolution.
     """
 
     windows: tuple[Window, ...]
@@ -68,7 +68,7 @@ class Convolution:
 
     @classmethod
     def of(cls, call: Call) -> Convolution:
-        """Return the settings of a call; over one dimension they are those of width."""
+        """Return the settings of a call; 1-D convolutions use those of the width."""
         args, rank = call.args, call.rank("weight")
         kernel = [int(size) for size in image_sizes(call.shape("weight"))[2:]]
         stride, dilation = (spatial(args[name], rank, 1) for name in ("stride", "dilation"))
@@ -128,7 +128,7 @@ def _emit_float(emission: Emission, call: Call, settings: Convolution) -> None:
 
 
 def _image(emission: Emission, call: Call, settings: Convolution) -> Tracked:
-    """Return the input as images; slices of volumes are moved as stored, without dequantising."""
+    """Return the input as images; slices of quantised volumes are not dequantised."""
     tracked = emission.of(call.args["input"])
     if len(settings.windows) == 2:
         return image_of(emission, tracked)
@@ -140,10 +140,10 @@ def _image(emission: Emission, call: Call, settings: Convolution) -> Tracked:
 def _depth_as_channels(
     emission: Emission, tracked: Tracked, settings: Convolution, results: int
 ) -> Tracked:
-    """Return images, one for each result in depth, with all channels that its window reads."""
+    """Return one image per result in depth, whose channels are the slices of its window."""
     batch, channels, depth, height, width = tracked.shape
     kernel, stride, padding, _, dilation = settings.windows[0]
-    # Each slice includes the steps of all results.
+    # Each slice covers the strides of all results.
     end = max(padding, (kernel - 1) * dilation + results * stride - int(depth) - padding)
     if padding or end:
         tracked = emission.padded(tracked, (0, 0, padding, 0, 0), (0, 0, end, 0, 0), layout=_LAST)
@@ -154,7 +154,7 @@ def _depth_as_channels(
     for number in range(kernel):
         part = emission.stretch(volume, 1, number * dilation, results * stride)
         if stride > 1:
-            # The skipped slices become rows below the image, and are cut off.
+            # The slices between strides become rows below the image, and are cut off.
             tall = emission.view(part, (batch, results, stride * int(height), width, channels))
             part = emission.stretch(tall, 2, 0, int(height))
         parts.append(emission.view(part, image) if kernel > 1 else part)
@@ -175,7 +175,7 @@ def _define(
     last: Node,
     limits: Range | None,
 ) -> None:
-    """Define a node as a convolution of an image, given the ids of filters and bias."""
+    """Emit a convolution of an image, given the ids of filters and bias."""
     filter_id, bias_id = weights
     batch, channels, *sizes = shape_of(last)
     shape = (image.shape[0], channels, *image_sizes((batch, channels, *sizes))[2:][-2:])
@@ -200,7 +200,7 @@ def _filter_encoding(
     filters: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> XnnEncoding:
-    """Return the encoding of filters and bias: with different ones the runtime returns garbage."""
+    """Return the encoding of filters and bias, which must be equal in the runtime."""
     if emission.writes == HALF:
         return FLOAT  # the runtime refuses float16 filters for float16 inputs
     data = emission.of(weight).data
@@ -231,7 +231,7 @@ def _emit_static(emission: Emission, call: Call, settings: Convolution, weight: 
 def _emit_dynamic(
     emission: Emission, call: Call, settings: Convolution, weight: Quantized
 ) -> None:
-    # XNNPACK has no depthwise convolution for inputs whose scales are computed at run time.
+    # XNNPACK has no dynamically quantised depthwise convolution.
     filter_id = store_channels(emission, _integer_filters(weight, settings, depthwise=False))
     last, limits = following_clamp(call.node)
     kind = XnnOperator.CONV_TRANSPOSE_2D if settings.transposed else XnnOperator.CONV2D
@@ -253,7 +253,7 @@ def _scaled_pixels(
     bias: torch.Tensor | None,
     limits: Range | None,
 ) -> Tracked:
-    # With one input and one output channel, a non-finite pixel leaks into others in the runtime.
+    # With one input and one output channel the runtime leaks non-finite pixels into others.
     first = limits if bias is None else None
     pixels = emission.binary(XnnOperator.MULTIPLY, pixels, float(filters), first)
     if bias is None:
@@ -299,7 +299,7 @@ def _filters(
 
 
 def _fields(settings: Convolution, weight: Sequence[Dim]) -> dict[str, Fields]:
-    """Return the fields of a convolution's node, whose weight has these sizes in torch."""
+    """Return the node fields of a convolution for a weight of torch's shape."""
     groups, outer, inner = settings.groups, int(weight[0]), int(weight[1])
     *depth, rows, columns = settings.windows
     inputs, outputs = (outer // groups, inner) if settings.transposed else (inner, outer // groups)

@@ -1,4 +1,4 @@
-"""Functions of one tensor, element by element."""
+"""Elementwise functions of one tensor."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def _direct(kind: XnnOperator) -> Operator:
 def _gelu(e: Emission, x: Tracked, call: Call) -> Tracked:
     if call.args["approximate"] == "none":
         return e.unary(XnnOperator.GELU, x)
-    # XNNPACK's GELU is the exact one. The other: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+    # XNNPACK's GELU is exact. The tanh approximation is x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715
+    # x^3))).
     scale = math.sqrt(2 / math.pi)
     slope = e.binary(_add, e.binary(_mul, e.unary(XnnOperator.SQUARE, x), scale * 0.044715), scale)
     tanh = e.unary(XnnOperator.TANH, e.binary(_mul, x, slope))
@@ -71,9 +72,9 @@ def _silu(e: Emission, x: Tracked, _: Call) -> Tracked:
 
 def _silu_scale_refusal(call: Call, scales: Scales) -> str | None:
     source, result = scales.inputs[0], scales.result
-    # Half a step of the sigmoid, 1/512, times an input whose result is not saturated, must
-    # be less than a step of the result: the two then round to neighbours at most. Inputs above
-    # 255 steps of it saturate, those below do not.
+    # Half a step of the sigmoid, 1/512, times an input whose result is not saturated, must be less
+    # than a step of the result, so that both round to the same or adjacent integers. Inputs above
+    # 255 steps of the result saturate, those below do not.
     if (source.zero_point + 128) * source.scale > 500 * result.scale:
         return "its input goes further down than its result goes up"
     return scale_refusal(XnnOperator.MULTIPLY, call, Scales((source, _UNIT), result))
@@ -91,7 +92,7 @@ def _elu(e: Emission, x: Tracked, call: Call) -> Tracked:
     alpha, scale, within = _elu_numbers(call)
     scaled = x if within == 1 else e.binary(_mul, x, within)
     value = e.unary(XnnOperator.ELU, scaled, alpha=alpha * within)
-    # Positive values were also multiplied by the scale of the exponent.
+    # Undo the scale of the exponent on positive values.
     return value if scale == within else e.binary(_mul, value, scale / within)
 
 
@@ -116,7 +117,7 @@ def _elu_int8_refusal(call: Call) -> str | None:
 
 
 def _mish(e: Emission, x: Tracked, _: Call) -> Tracked:
-    # tanh(log(1 + exp)) is n / (n + 2) with n = exp (exp + 2); from 20 on that is 1.
+    # tanh(log(1 + exp)) is n / (n + 2) with n = exp (exp + 2), which is 1 from 20 on.
     exp = e.unary(XnnOperator.EXP, e.binary(XnnOperator.MINIMUM, x, 20.0))
     n = e.binary(_mul, exp, e.binary(_add, exp, 2.0))
     return e.binary(_mul, x, e.binary(XnnOperator.DIV, n, e.binary(_add, n, 2.0)))
@@ -146,22 +147,21 @@ def _softplus_refusal(call: Call) -> str | None:
 
 def _sqrt(e: Emission, x: Tracked, call: Call) -> Tracked:
     if call.node.meta["val"].dtype is torch.float16:
-        # XNNPACK's gives NaN for infinity, which a square of 256 is in float16; the root of this
-        # bound is one there.
+        # XNNPACK returns NaN for infinity, which 256 squared is in float16.
         x = e.unary(XnnOperator.CLAMP, x, (-math.inf, 1e30))
     return e.unary(XnnOperator.SQUARE_ROOT, x)
 
 
 def _rsqrt(e: Emission, x: Tracked, call: Call) -> Tracked:
-    # XNNPACK's own node gives NaN for 0. Models rely on infinity there and replace it (a node of
-    # a graph without neighbours); norms add a small number to avoid 0, and keep the single node.
+    # XNNPACK's node returns NaN for 0. Models rely on infinity there and replace it (graph nodes
+    # without neighbours); norms add an epsilon, and keep the single node.
     if _is_above_zero(call.node.args[0]):
         return e.unary(XnnOperator.RECIPROCAL_SQUARE_ROOT, x)
     return e.binary(XnnOperator.DIV, e.plain(e.scalar(1.0)), _sqrt(e, x, call))
 
 
 def _is_above_zero(node: object) -> bool:
-    """Return whether a node adds a positive number to a value that is never negative."""
+    """Return whether a node adds a positive number to a non-negative value."""
     if not isinstance(node, Node) or node.target not in _ADDITIONS or len(node.args) < 2:
         return False
     source, number = node.args[:2]
@@ -177,7 +177,7 @@ def _is_above_zero(node: object) -> bool:
 
 
 def is_square(node: Node, *others: object) -> bool:
-    """Return whether a node is a square, or another function that is never negative."""
+    """Return whether a node is a square or another non-negative function."""
     if node.target is _aten.pow.Tensor_Scalar:
         return bool(node.args[1] == 2)
     if node.target is _aten.mul.Tensor:
@@ -186,9 +186,9 @@ def is_square(node: Node, *others: object) -> bool:
 
 
 _LINEAR = 17
-"""Input from which a softplus equals its input in float32."""
+"""Input from which softplus(x) equals x in float32."""
 _UNIT = int8(1 / 256, -128)
-"""Encoding of numbers from 0 to 1 as integers."""
+"""Quantised encoding of numbers from 0 to 1."""
 _ADDITIONS = frozenset({_aten.add.Tensor, _aten.add.Scalar})
 _MEANS = frozenset({_aten.mean.dim, _aten.mean.default, _aten.sum.dim_IntList, _aten.sum.default})
 _POWERS: dict[float, Build] = {
@@ -234,9 +234,9 @@ def _slope_encoding(
     if not emission.writes.is_int8:
         return None
     source, largest = tracked.encoding, float(slope.abs().max())
-    least = (source.zero_point + 128) * source.scale
-    # A single slope is the largest of 8 bits, exactly; of several, each is half a step off.
-    if slope.numel() > 1 and least * largest / 254 >= emission.writes.scale:
+    magnitude = (source.zero_point + 128) * source.scale
+    # A single slope is exact as the largest 8-bit integer; several are off by half a step.
+    if slope.numel() > 1 and magnitude * largest / 254 >= emission.writes.scale:
         raise FloatNeededError("its slopes, in 8 bits, would make its result a step wrong")
     return int8(largest / 127 if largest else 1.0)
 
@@ -260,7 +260,8 @@ _SLOPE = constants("weight", subject="slope")
 ELEMENTWISE: Table = table(
     {
         **{name: _direct(kind) for name, kind in _DIRECT.items()},
-        # In float16 the runtime's gives NaN for -0.0 and infinity, and -0.0 for numbers below it.
+        # In float16 the runtime's node returns NaN for -0.0 and infinity, and -0.0 for negative
+        # numbers.
         "sqrt": _on_integers(_sqrt, wide=True),
         "elu celu selu": _on_integers(_elu, _elu_refusal, int8_refusal=_elu_int8_refusal),
         "softplus": function(_softplus, _softplus_refusal, wide=True),

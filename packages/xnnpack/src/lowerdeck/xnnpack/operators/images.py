@@ -1,6 +1,6 @@
-"""Tensors as images of height and width, with their pools and padding.
+"""Tensors as images, with their pools.
 
-One-dimensional inputs are images of one row; so are rows reduced to their maximum.
+1-D inputs are images of one row; so are rows reduced to their maximum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lowerdeck.xnnpack.payload import Layout
 
 
 class Window(NamedTuple):
-    """Windows of a kernel along one dimension."""
+    """Kernel windows along one dimension."""
 
     kernel: int = 1
     stride: int = 1
@@ -34,11 +34,11 @@ class Window(NamedTuple):
 
 
 def spatial(value: int | Sequence[int], rank: int, other: int) -> tuple[int, ...]:
-    """Return an argument for height and width; lines are images of one row.
+    """Return an argument as values for height and width; lines are images of one row.
 
     Args:
-        rank: The dimensions of the tensor; of 3, the argument is that of the width alone.
-        other: The value for the height in that case.
+        rank: Rank of the tensor; with 3, the argument applies to the width.
+        other: Value for the height in that case.
     """
     values = [value] if isinstance(value, int) else list(value)
     values = values * (rank - 2) if len(values) == 1 else values
@@ -55,7 +55,7 @@ def image_of(emission: Emission, tracked: Tracked) -> Tracked:
 
 
 def image_sizes(shape: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return the sizes that a tensor of 3 or 4 dimensions has as an image."""
+    """Return the sizes of a tensor of 3 or 4 dimensions as an image."""
     return (*shape[:2], 1, *shape[2:]) if len(shape) == 3 else tuple(shape)
 
 
@@ -79,17 +79,17 @@ def pool(
     """Return the pool of an image.
 
     Args:
-        shape: The result's sizes, as torch counts them.
+        shape: Sizes of the result in torch's order.
         rows: The windows along the height.
         columns: The windows along the width.
-        limits: Least and greatest result.
+        limits: Minimum and maximum of a fused clamp.
     """
     fields = window_fields(rows, columns, "pooling", "stride")
     return emission.unary(kind, image, limits, shape=shape, layout=Layout.CHANNELS_LAST, **fields)
 
 
 def window_fields(rows: Window, columns: Window, kernel: str, stride: str) -> dict[str, int]:
-    """Return the fields of a node of windows over images.
+    """Return the node fields for kernel windows.
 
     Args:
         rows: The windows along the height.
@@ -114,11 +114,11 @@ def mean_of_images(
     *,
     keep: bool = True,
 ) -> Tracked:
-    """Return the mean over height and width, the second and third dimension of memory.
+    """Return the mean over height and width, the second and third memory dimension.
 
     Args:
-        shape: The result's sizes, as torch counts them in a layout.
-        keep: Whether height and width stay, with size 1.
+        shape: Sizes of the result in torch's order.
+        keep: Whether to keep height and width with size 1.
     """
     flags = XnnNode.KEEP_DIMS if keep else 0
     kind = XnnOperator.GLOBAL_AVG_POOLING_2D
@@ -127,20 +127,20 @@ def mean_of_images(
 
 
 def largest_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
-    """Return the largest number along the last dimension, which stays with size 1.
+    """Return the maximum along the last dimension, kept with size 1.
 
     Args:
-        tensor: The numbers; the last size is fixed, and at most one of the others is not.
+        tensor: The tensor; the last size is static, and at most one other is symbolic.
     """
-    *kept, width = tensor.shape
+    *batch, width = tensor.shape
     if width == 1:
         return tensor
-    rows = math.prod(kept)
+    rows = math.prod(batch)
     value = emission.reshaped(emission.id_of(tensor), (rows, 1, width, 1))
     image = emission.tracked((rows, 1, 1, width), value, Layout.CHANNELS_LAST)
     kind, window = XnnOperator.MAX_POOLING_2D, Window(int(width))
     most = pool(emission, kind, image, (rows, 1, 1, 1), Window(), window)
-    shape = (*kept, 1)
+    shape = (*batch, 1)
     return emission.tracked(shape, emission.reshaped(most.ids[Layout.CHANNELS_LAST], shape))
 
 
@@ -153,7 +153,7 @@ def line_refusal(call: Call) -> str | None:
 
 
 def volume_refusal(call: Call) -> str | None:
-    """Return why the operand of a call is not a batch of volumes of fixed sizes, or None."""
+    """Return why the operand of a call is not a batch of volumes of static size, or None."""
     shape = call.shape()
     if len(shape) != 5:
         return f"an input of {len(shape)} dimensions; with a batch, 5 are needed"

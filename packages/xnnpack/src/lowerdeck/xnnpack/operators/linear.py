@@ -1,4 +1,4 @@
-"""Matrix products: linear layers, and products of batches of matrices."""
+"""Linear layers and batched matrix products."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _fully_connected(
         affine = following_batch_norm(node, emission)
     last, limits = following_clamp(node if affine is None else affine.last)
     shape = shape_of(last)
-    # If only one of the two is constant, the runtime frees it after the first packing but packs
-    # again at every call: this crashes with a file that is mapped from a path.
+    # If only one of the two is constant, the runtime frees it after the first packing but repacks
+    # at every call, which crashes with memory-mapped files.
     apart = bias is not None and len(set(constants)) > 1
     ids = _weights(emission, filters, None if apart else bias, flags, affine)
     rows = emission.id_of(emission.of(source))
@@ -62,7 +62,7 @@ def _fully_connected(
 
 
 def _integers(emission: Emission, filters: Node, flags: int) -> Quantized | None:
-    """Return constant integer weights as rows of outputs, or None for other weights."""
+    """Return constant integer weights with one row per output, or None for other weights."""
     data = emission.of(filters).data
     if not isinstance(data, Quantized):
         return None
@@ -81,7 +81,7 @@ def _weights(
 
 
 def _filter_encoding(emission: Emission, filters: Node | None = None) -> XnnEncoding:
-    """Return how a float filter is stored: as in the program, or as halves if enabled."""
+    """Return the encoding of a float filter: as in the program, or float16 if enabled."""
     data = None if filters is None else emission.of(filters).data
     if isinstance(data, torch.Tensor) and data.dtype == torch.float16:
         return HALF
@@ -122,7 +122,7 @@ def _addmm_refusal(call: Call) -> str | None:
         return "alpha and beta must be 1"
     if not is_fixed(call.shape("mat2")[0]):
         return _SYMBOLIC
-    # The rows may have several dimensions if the pattern included the views around it.
+    # The rows may have several dimensions if the pattern includes the views around the product.
     columns = call.result[-1]
     shape = call.shape("self")
     if len(shape) > 2 or shape[-1:] != (columns,) or (len(shape) == 2 and shape[0] != 1):

@@ -30,9 +30,9 @@ class Mask:
     """Effect of a mask on an attention.
 
     Attributes:
-        added: Added to the scores; None for 0.
-        kept: 0 for each completely masked row, else 1; None if there is none.
-            torch's result is 0 in such a row, a softmax over nothing but -inf would be NaN.
+        added: Bias of the scores; None for 0.
+        kept: 0 for each fully masked row, else 1; None if there is none. torch's result is 0 in
+            such rows, where a softmax over only -inf would be NaN.
     """
 
     added: Tracked | None
@@ -40,11 +40,11 @@ class Mask:
 
 
 def mask_of(emission: Emission, call: Call, many: int) -> Mask:
-    """Return the mask of an attention, in the sizes of its scores.
+    """Return the mask of an attention, broadcastable to its scores.
 
     Args:
         emission: Receives the nodes that a run-time mask needs.
-        many: How many heads share a key; if more than one, they get a separate dimension.
+        many: Number of query heads per key head; if above 1, they get a separate dimension.
     """
     if call.args["is_causal"]:
         rows, columns = (int(call.shape(name)[-2]) for name in ("query", "key"))
@@ -93,7 +93,7 @@ def _constant_mask(data: torch.Tensor, many: int) -> Mask:
 
 
 def _narrowed(tensor: torch.Tensor) -> torch.Tensor:
-    """Reduce dimensions that repeat one index to size 1, which broadcasting undoes."""
+    """Reduce dimensions with equal slices to size 1; broadcasting restores them."""
     for axis, size in enumerate(tensor.shape):
         first = tensor.narrow(axis, 0, 1)
         if size > 1 and torch.equal(first.expand_as(tensor), tensor):
@@ -106,7 +106,7 @@ def _spread(tensor: torch.Tensor, many: int) -> torch.Tensor:
 
 
 def _spread_sizes(shape: Sequence[Dim], many: int) -> Sequence[Dim]:
-    """Return the sizes of a mask of [batch, heads, rows, columns] for heads that are grouped."""
+    """Return the sizes of a mask [batch, heads, rows, columns] for grouped heads."""
     if many == 1 or len(shape) < 3:
         return shape
     groups, inner = (1, 1) if is_one(shape[-3]) else (int(shape[-3]) // many, many)
@@ -114,10 +114,10 @@ def _spread_sizes(shape: Sequence[Dim], many: int) -> Sequence[Dim]:
 
 
 def _runtime_mask(emission: Emission, tracked: Tracked, many: int, *, bools: bool) -> Mask:
-    """Convert a run-time mask to one for which a plain softmax is not NaN.
+    """Convert a run-time mask so that a plain softmax is never NaN.
 
-    A row of nothing but -inf becomes finite, so that its softmax is finite; the result is then
-    multiplied by 0. All other rows are unchanged, -inf included.
+    Fully masked rows become finite, so that their softmax is finite, and the result is multiplied
+    by 0. Other rows are unchanged, including -inf.
     """
     shape = _spread_sizes(tracked.shape, many)
     mask = emission.plain(tracked)
@@ -125,29 +125,29 @@ def _runtime_mask(emission: Emission, tracked: Tracked, many: int, *, bools: boo
     varies = symbols_refusal(shape) is not None or not is_fixed(shape[-1])
     if bools:
         most = _any_of_rows(emission, mask) if varies else largest_of_rows(emission, mask)
-        # 1 - 1 is 0 and 0 - 1 is -1; a row of only 0 stays 0.
+        # 1 becomes 0 and 0 becomes -1; a row of zeros stays 0.
         moved = emission.binary(XnnOperator.SUBTRACT, mask, most)
         return Mask(emission.binary(XnnOperator.MULTIPLY, moved, _LARGEST), most)
-    # -inf stays -inf, and the least of all numbers becomes 0.
+    # -inf stays -inf, and the lowest finite number becomes 0.
     numbers = mask if varies else largest_of_rows(emission, mask)
     above = emission.binary(XnnOperator.ADD, numbers, _LARGEST)
     kept = emission.binary(XnnOperator.ADD, above, 1.0, (0.0, 1.0))
     kept = _any_of_rows(emission, kept) if varies else kept
-    # -inf, or 0 for a row that is masked completely: no float is that far from 1.
+    # -inf, or 0 for a fully masked row.
     low = emission.binary(XnnOperator.MULTIPLY, kept, -_LARGEST)
     floor = emission.binary(XnnOperator.MULTIPLY, low, 2.0)
     return Mask(emission.binary(XnnOperator.MAXIMUM, mask, floor), kept)
 
 
 def _any_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
-    """Return 1 for each row that has a 1, else 0; the last dimension stays with size 1.
+    """Return 1 for each row that contains a 1, else 0; the last dimension is kept with size 1.
 
     Args:
-        tensor: Numbers that are 0 or 1, of two or more dimensions, of which any may vary.
+        tensor: Zeros and ones, of at least two dimensions, any of which may be symbolic.
     """
     *batch, rows, _ = tensor.shape
     rank = len(tensor.shape)
-    # The average over the two dimensions before the last: over the columns, and over 1.
+    # Average over the two dimensions before the last: the columns, and one of size 1.
     wide = resized(emission, tensor, (1, *tensor.shape))
     turned = emission.transposed(wide, [*range(1, rank - 1), rank, 0, rank - 1])
     share = emission.add(

@@ -1,4 +1,4 @@
-"""Layer, group, instance and batch normalisation by statistics of the call."""
+"""Layer, RMS, group and instance norms."""
 
 from __future__ import annotations
 
@@ -32,29 +32,33 @@ from lowerdeck.xnnpack.operators.images import image_sizes, mean_of_images
 from lowerdeck.xnnpack.payload import Layout
 
 _PART = 16
-"""Most terms of one sum; also the number of sums that a linear layer computes in the
-time of one."""
+"""Maximum number of terms of one sum; also the number of sums that a linear layer computes in the
+time of one.
+"""
 _WIDE = 512
 """Wider rows are summed faster by pooling than by a linear layer."""
 _TOKEN = 256
-"""The widest rows that layer norms sum at once. Parts would take 1.5 % of the time of ViT-tiny;
-they are more exact only for rows of few distinct numbers, or with one a million times others."""
+"""Widest rows that layer norms sum without parts. Parts would take 1.5 % of the time of ViT-tiny;
+they are more accurate only for rows with few distinct numbers, or with one a million times larger
+than others.
+"""
 _ELSEWHERE = 2.0**-64
-"""Weight of an element in the other parts' sums, small enough not to change them. With a
-weight of 0, an infinity would make these sums NaN; now they are infinite, as the row's sum is."""
+"""Weight of an element in the sums of other parts, small enough not to change them. With a weight
+of 0, an infinity would make them NaN; now they are infinite, like the sum of the row.
+"""
 
 
 def row_mean(
     emission: Emission, tensor: Tracked, offset: float = 0.0, *, at_once: int = _PART
 ) -> Tracked:
-    """Return the mean of a tensor along its last dimension, which stays with size 1.
+    """Return the mean along the last dimension, kept with size 1.
 
-    The runtime has no such reduction; a linear layer with one row of 1/K computes it. It adds
-    number by number, which is off by hundreds of units in the last place for rows of thousands:
-    parts of a long row are summed first, which is about as exact as eager.
+    The runtime has no such reduction; a linear layer with a weight of 1/K computes it. It
+    accumulates sequentially, which is off by hundreds of units in the last place for rows of
+    thousands: parts of a long row are summed first, which is about as accurate as eager.
 
     Args:
-        tensor: In the plain layout, with a last dimension of fixed size.
+        tensor: In the plain layout, with a static last dimension.
         offset: Added to the mean.
         at_once: The widest rows that are summed without parts.
     """
@@ -79,9 +83,9 @@ def _summed_parts(emission: Emission, tensor: Tracked) -> Tracked:
 
 
 def _pooled_parts(emission: Emission, tensor: Tracked) -> Tracked:
-    """Return the means of every 16 numbers of each row.
+    """Return the mean of each 16 consecutive elements of each row.
 
-    Pooling takes a quarter of the time of a linear layer for rows of thousands, and no weights.
+    For rows of thousands pooling takes a quarter of the time of a linear layer, and no weights.
     """
     *rows, width = tensor.shape
     parts = math.ceil(int(width) / _PART)
@@ -104,7 +108,7 @@ def weighted_sums(
 
     Args:
         weights: Constants, one row for each result.
-        bias: Addends of the results.
+        bias: Bias of the results.
         encoding: Encoding of the weights; that of the results by default.
     """
     shape = (*tensor.shape[:-1], len(weights))
@@ -113,16 +117,15 @@ def weighted_sums(
 
 
 def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) -> Tracked:
-    """Subtract the first element along some dimensions.
+    """Return a tensor minus its first element along some dimensions.
 
-    The mean of equal numbers is not that number once it is rounded, and a norm divides the
-    difference by the root of eps: a constant row of -100 came out as 0.29. After
-    the subtraction such a row is all 0. Other rows lose nothing: differences of close numbers are
-    exact, and if one is far from the others, its rounding costs less than a unit in the last place
-    of the largest result.
+    The rounded mean of equal numbers may differ from them, and a norm divides the difference by
+    the root of eps: a constant row of -100 came out as 0.29. After the subtraction such a row is
+    exactly 0. Other rows lose no accuracy: differences of close numbers are exact, and rounding an
+    outlier costs less than a unit in the last place of the largest result.
 
     Args:
-        axes: The dimensions over which a mean is to be taken.
+        axes: The dimensions of the mean.
     """
     rank = len(tracked.shape)
     first = emission.part(tracked, (0,) * rank, [int(axis in axes) for axis in range(rank)])
@@ -157,7 +160,7 @@ def _standardized_rows(
 def _scaled_and_shifted(
     emission: Emission, tensor: Tracked, call: Call, *, by_channel: bool = False
 ) -> Tracked:
-    """Apply the weight and the bias of a call, if it has them."""
+    """Apply the optional weight and bias of a call."""
     sizes = (1, *tensor.shape[1:2], *(1,) * (len(tensor.shape) - 2))
     for kind, name in ((XnnOperator.MULTIPLY, "weight"), (XnnOperator.ADD, "bias")):
         if call.args.get(name) is not None:
@@ -169,9 +172,9 @@ def _scaled_and_shifted(
 
 
 def _rms_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
-    """Return ``x / sqrt(mean(x^2) + eps)``, over all folded dimensions as one."""
+    """Return ``x / sqrt(mean(x^2) + eps)`` over the flattened normalized dimensions."""
     eps = call.args["eps"]
-    if eps is None:  # Eager computes in float32, also where the input is float16.
+    if eps is None:  # Eager computes in float32 also for float16.
         eps = torch.finfo(torch.float32).eps
     folded = len(call.args["normalized_shape"])
     rows = _rows(e, x, folded)
@@ -204,7 +207,7 @@ def _group_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
     args = call.args
     groups = int(args["num_groups"] if "num_groups" in args else args["group"])
     if not all(map(is_fixed, x.shape[2:])):
-        # Lines of several dynamic sizes become images without a reshape.
+        # Lines with several dynamic sizes become images without a reshape.
         image = resized(e, x, image_sizes(x.shape))
         result = _standardized_by_channels(e, image, groups, args["eps"])
         result = resized(e, result, x.shape)
@@ -232,12 +235,12 @@ def _standardized_by_channels(
     """Return images of any sizes with mean 0 and variance 1 over each group of their channels."""
     layout = Layout.CHANNELS_LAST
     batch, channels = tracked.shape[:2]
-    # Of one group, these sizes are in memory what they are in the image: nothing is reshaped.
+    # With one group the memory order is unchanged: no reshape.
     pooled, rows = (batch, channels, 1, 1), (batch, 1, groups, int(channels) // groups)
     spread = pooled if groups > 1 else (batch, 1, 1, 1)
 
     def of_rows(tensor: Tracked) -> Tracked:
-        """Repeat a number per group for each of its channels."""
+        """Repeat per-group numbers for each channel."""
         if groups > 1:
             ones = Tracked.of(torch.ones(1, 1, 1, rows[3]))
             tensor = emission.binary(XnnOperator.MULTIPLY, tensor, ones, shape=rows)
@@ -283,7 +286,7 @@ def _statistics_refusal(call: Call) -> str | None:
 
 
 def _single_refusal(call: Call) -> str | None:
-    """Refuse batches: a decomposed instance norm has its images as channels of one."""
+    """Refuse batches: a decomposed instance norm has the batch merged into the channels."""
     single = call.rank() > 1 and is_one(call.shape()[0])
     return None if single else "it normalises over a batch"
 

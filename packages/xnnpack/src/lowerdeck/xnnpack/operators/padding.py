@@ -1,4 +1,4 @@
-"""Padding with a number, and with elements of the tensor itself."""
+"""Constant, reflection, replication and circular padding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _pad(e: Emission, x: Tracked, call: Call) -> Tracked:
     if rank in (3, 4) and all(user.target in CONVOLUTIONS for user in call.node.users):
         layout = (
             Layout.CHANNELS_LAST
-        )  # the layout of convolutions, into which the padding is fused later
+        )  # the layout of convolutions, which padding may be fused into
     before, after = [0] * rank, [0] * rank
     amounts = call.args["pad"]
     for number in range(len(amounts) // 2):

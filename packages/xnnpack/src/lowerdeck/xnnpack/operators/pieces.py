@@ -44,7 +44,7 @@ def _slice(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _every(e: Emission, x: Tracked, call: Call, start: int, size: int) -> Tracked:
-    """Take every n-th element: the first of each n, after padding to a whole number of them."""
+    """Take every n-th element: pad to a multiple of n, reshape, and take the first of each n."""
     axis, step, shape, rank = call.axis(), int(call.args["step"]), x.shape, len(x.shape)
     count = -(-size // step)
     reach = min(count * step, int(shape[axis]) - start)
@@ -68,7 +68,7 @@ def _bounds(call: Call) -> tuple[int, int]:
 
 
 def _takes_all(call: Call) -> bool:
-    """Return whether a slice selects its whole tensor, such as ``x[:]`` of a symbolic size."""
+    """Return whether a slice is a no-op, such as ``x[:]`` of a symbolic size."""
     before, after = call.shape("self"), call.result
     return call.args["step"] == 1 and tuple(map(str, before)) == tuple(map(str, after))
 
@@ -103,13 +103,14 @@ def _split(emission: Emission, call: Call) -> None:
 
 
 def _unbind(emission: Emission, call: Call) -> None:
-    # All slices come before the reshapes, as in the decomposed program: both get one payload.
+    # Emit all slices before the reshapes, so that the payload equals that of the decomposed
+    # program.
     for user, piece in _split_pieces(emission, call):
         emission.define(user, reshape(emission, piece, shape_of(user)))
 
 
 def _split_pieces(emission: Emission, call: Call) -> list[tuple[fx.Node, Tracked]]:
-    """Return the used pieces by index, with the split dimension kept."""
+    """Return the used pieces by index, keeping the split dimension."""
     tracked = emission.of(call.args["self"])
     axis = call.axis()
     pieces = call.node.meta["val"]

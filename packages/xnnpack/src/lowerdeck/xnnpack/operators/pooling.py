@@ -1,6 +1,6 @@
-"""Pools over one to three dimensions, and resizing.
+"""1-D to 3-D pools, and resizing.
 
-A pool over depth, height and width is one over height and width, and another over depth.
+A 3-D pool is one over height and width, and another over depth.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _windows(call: Call) -> list[Window]:
     ]
     if not args["ceil_mode"]:
         return windows
-    # The last windows may reach beyond the padding.
+    # With ceil_mode the last windows may extend beyond the padding.
     before = image_sizes(call.shape("self"))[2:]
     after = image_sizes(call.result)[2:]
     return [
@@ -65,7 +65,7 @@ def _windows(call: Call) -> list[Window]:
 
 
 def _reach(window: Window, many: int) -> int:
-    """Return how many elements the windows cover."""
+    """Return the number of elements that the windows span."""
     return (many - 1) * window.stride + window.dilation * (window.kernel - 1) + 1
 
 
@@ -93,7 +93,7 @@ def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
     image = image_of(e, x)
     # Neither torch nor the runtime counts elements beyond the padding.
     if args["count_include_pad"] and (rows.before or columns.before):
-        # The runtime divides by the number of elements without padding: pad explicitly.
+        # The runtime excludes padding from the divisor: pad explicitly.
         amounts = (0, 0, rows.before, columns.before)
         image = e.padded(image, amounts, amounts)
         rows, columns = (
@@ -196,20 +196,21 @@ def _resize(e: Emission, x: Tracked, call: Call) -> Tracked:
 def _factor_refusal(call: Call) -> str | None:
     before, after = call.shape()[2:], call.result[2:]
     for size, target, factor in zip(before, after, scale_factors(call), strict=True):
-        # torch then steps by its factor argument, the runtime by the ratio of the sizes
+        # torch scales by its factor argument, the runtime by the ratio of the sizes
         if factor is not None and factor * size != target:
             return f"a size of {size} times {factor} is not an integer"
     return None
 
 
 def scale_factors(call: Call) -> Sequence[float | None]:
-    """Return the factors of height and width that an upsampling is called with, or None."""
+    """Return an upsampling's scale factors of height and width, or None."""
     args = call.args
     return args.get("scale_factors") or (args.get("scales_h"), args.get("scales_w"))
 
 
 def _resize_scale_refusal(call: Call, scales: Scales) -> str | None:
-    # The runtime rounds between pixels to the input's scale: right only if the program does too.
+    # The runtime rounds interpolated pixels to the input's scale: correct only if the program does
+    # too.
     if rounded_after(call.node) != scales.result:
         return "its result is not quantised with its input's scale"
     return None

@@ -1,4 +1,4 @@
-"""Quantise and dequantise nodes, as PT2E and torchao emit them."""
+"""Quantise and dequantise nodes of PT2E and torchao."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lowerdeck.xnnpack.operators.contract import ASSERTION, INNER_TENSOR, Operat
 from lowerdeck.xnnpack.operators.rounding import rows_of, unrounded_reader
 from lowerdeck.xnnpack.payload import int8
 
-# By name: the operators exist only once torchao, or torch's own quantisation, is imported.
+# By name, because the operators are registered when torchao or torch's quantisation is imported.
 _PT2E = "quantized_decomposed."
 QUANTIZE = f"{_PT2E}quantize_per_tensor.default"
 DEQUANTIZE = f"{_PT2E}dequantize_per_tensor.default"
@@ -51,7 +51,7 @@ def name_of(node: Node) -> str:
 
 
 def is_dynamic(node: Node) -> bool:
-    """Return whether a node belongs to a chain whose scales are computed at run time."""
+    """Return whether a node belongs to a chain of dynamic quantisation."""
     name = name_of(node)
     if name in _CHOOSE or name in _ROUND[:2] or name in _UNROUND[:2]:
         return True
@@ -134,7 +134,7 @@ def _dequantize_refusal(call: Call) -> str | None:
         return f"it dequantises {call.args['dtype']} where int8 is needed"
     encoding = static_encoding(call.node)
     others = [source] if name_of(source) == QUANTIZE else []
-    # Comparing each with the first is enough; a tensor may have thousands of readers.
+    # Comparing each with the first is enough, and linear for thousands of readers.
     others.append(next(user for user in source.users if name_of(user) == DEQUANTIZE))
     for other in others:
         if static_encoding(other) != encoding:
@@ -146,13 +146,13 @@ def _dequantize_refusal(call: Call) -> str | None:
 
 
 def _nothing(emission: Emission, call: Call) -> None:
-    """Emit nothing: only rounding reads the results, and the runtime computes them itself."""
+    """Emit nothing: only quantise nodes read the scales, and the runtime computes its own."""
 
 
 def _choose_refusal(call: Call) -> str | None:
     args = call.args
     kind = str(args.get("mapping_type", "ASYMMETRIC"))
-    # The runtime's own scales, asymmetric and one for each row, are never coarser than these.
+    # The runtime's asymmetric per-row scales are never coarser than these.
     if kind not in ("ASYMMETRIC", "SYMMETRIC"):
         return f"its scales are chosen by the rule {kind}; the runtime's are asymmetric"
     block = args.get("block_size")
@@ -160,7 +160,7 @@ def _choose_refusal(call: Call) -> str | None:
     if block is not None and str(block[-1]) != str(shape[-1]):
         return f"its blocks are {list(block)}; the runtime finds one scale for each row"
     low, high = args.get("quant_min"), args.get("quant_max")
-    # Seven bits only avoid overflow of the sums on some processors.
+    # Seven bits only prevent overflow of accumulators on some processors.
     if (low, high) not in ((-128, 127), (-64, 63), (None, None)):
         return f"its integers are {low} to {high}, not -128 to 127"
     for read in call.node.users:
@@ -171,10 +171,10 @@ def _choose_refusal(call: Call) -> str | None:
 
 
 def unrounded(node: Node, is_multiplied: Callable[[Node], bool]) -> str | None:
-    """Return why the layers that read rows cannot round them, or None if they can.
+    """Return why the users of dynamically quantised rows cannot quantise them, or None.
 
     Args:
-        node: A node of a chain that rounds rows with scales that are computed at run time.
+        node: A node of a chain of dynamic quantisation.
         is_multiplied: Whether a node dequantises weights that the runtime multiplies as integers.
     """
     reader = unrounded_reader(node, (*_ROUND, *_UNROUND), is_multiplied)
@@ -188,7 +188,7 @@ def _unrounded(call: Call) -> str | None:
 
 
 def reads_rounded_rows(layer: Node) -> bool:
-    """Return whether the runtime is to quantise the rows of a layer."""
+    """Return whether the input rows of a layer are dynamically quantised."""
     return is_dynamic(rows_of(layer))
 
 

@@ -1,4 +1,4 @@
-"""Folding of operations on constant integers before their use as weights."""
+"""Constant folding of quantised weights."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
     """Return the quantised constant that a node dequantises.
 
     Args:
-        node: Any node whose inputs are constant.
-        read: Returns the data of an argument of the node.
+        node: A node with constant inputs.
+        read: Returns the data of a constant argument.
 
     Returns:
         The integers with their scales; None for other nodes, and for integers that are not
@@ -56,7 +56,7 @@ def stored_bits(args: Mapping[str, Any]) -> int:
     """Return the bits per integer of a weight that the program declares: 4 or 8.
 
     Args:
-        args: Of the node that dequantises it.
+        args: Arguments of its dequantise node.
     """
     low, high = args.get("quant_min"), args.get("quant_max")
     return 4 if low is not None and high is not None and low >= -8 and high <= 7 else 8
@@ -82,7 +82,7 @@ def _with_scales(
     axis = int(args["axis"])  # type: ignore[call-overload]  # a number by its schema
     if not -data.dim() <= axis < data.dim() or scales.numel() != data.shape[axis]:
         count = scales.numel()
-        # A single scale comes from an observer that never ran; those of weights also need a call.
+        # A single scale is that of an observer that never ran; weight observers also need a call.
         cure = (
             ". Where PT2E made it: call what prepare_pt2e returned, with any inputs if quantised "
             "dynamically, before convert_pt2e"
@@ -115,7 +115,7 @@ def _of_blocks(
     many = [axis for axis, count in enumerate(counts) if count > 1]
     flat, zero = scales.reshape(-1), zeros.reshape(-1)
     if len(many) <= 1 and not (many and block[many[0]] > 1):
-        # A matrix of one row, or of rows that are one group, has a scale for each row.
+        # One row, or one group per row: per-channel scales.
         axis = many[0] if many else None
         return Quantized(data, flat, zero, axis, 0, bits)
     if len(sizes) == 2 and block[0] == 1:
@@ -138,7 +138,7 @@ def _check(node: Node, quantized: Quantized) -> None:
         )
     if quantized.bits == 4 and quantized.data.numel():
         low, high = map(int, quantized.data.aminmax())
-        # torch ignores the limits when it dequantises; 4 bits cannot store other integers.
+        # torch ignores the limits when it dequantises, but 4 bits cannot store larger integers.
         if low < -8 or high > 7:
             raise QuantizationError(
                 f"found integers of {low} to {high} in {describe_node(node)}, whose limits say "
@@ -150,7 +150,7 @@ def _check(node: Node, quantized: Quantized) -> None:
             f"found zero points that are not integers in {describe_node(node)}; the runtime adds "
             "integers"
         )
-    # aminmax returns NaN if there is one.
+    # aminmax propagates NaN.
     for wrong in map(float, quantized.scales.aminmax()) if needed else ():
         if not (wrong >= _LEAST_SCALE and math.isfinite(wrong)):
             raise QuantizationError(

@@ -1,6 +1,6 @@
 """Integer weights of linear layers and convolutions, for each kind of input.
 
-The inputs of linear layers are static integers, integers quantised at run time, or floats.
+Inputs of linear layers are statically quantised, dynamically quantised, or float.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.payload import FLOAT, PER_ROW, Layout, int8
 
 MOST_COARSE = 256
-"""The runtime refuses a layer from this ratio of input times filter scale to result scale on."""
+"""Ratio of input times filter scale to result scale from which the runtime refuses a layer."""
 _INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Integer filters in the order of memory.
+    """Integer filters in memory order.
 
     Attributes:
         data: The integers, with zero point 0.
         scales: One scale, or one per output channel.
         channel_dim: The dimension of the output channels in ``data``.
-        bits: 4 where the integers may be stored in half bytes, else 8.
+        bits: 4 if the integers may be packed in half bytes, else 8.
     """
 
     data: torch.Tensor
@@ -41,14 +41,14 @@ class Filters:
 
     @property
     def channels(self) -> int:
-        """How many output channels there are."""
+        """Number of output channels."""
         return int(self.data.shape[self.channel_dim])
 
 
 def store_static(
     emission: Emission, filters: Filters, bias: torch.Tensor | None, source: XnnEncoding
 ) -> tuple[int, int]:
-    """Return filters and bias for an input and a result of 8-bit integers.
+    """Return the ids of filters and bias for a statically quantised layer.
 
     Args:
         emission: Receives the layer; ``writes`` is the encoding of the result.
@@ -86,12 +86,12 @@ _TINY = torch.finfo(torch.float32).tiny
 
 
 def _plain(scale: float) -> float:
-    # The runtime computes a bias's scale from those of input and filter, but checks this one.
+    # The runtime computes the scale of the bias from input and filter, but checks this one.
     return max(scale, _TINY)
 
 
 def store_channels(emission: Emission, filters: Filters) -> int:
-    """Return filters with a scale for each channel, in half bytes where they fit."""
+    """Return the id of filters with per-channel scales, in half bytes if they fit."""
     scales = filters.scales.float().expand(filters.channels).contiguous()
     four = filters.bits == 4 and filters.data.shape[-1] % 2 == 0
     kind = XnnDatatype.QCINT4 if four else XnnDatatype.QCINT8
@@ -101,7 +101,7 @@ def store_channels(emission: Emission, filters: Filters) -> int:
 
 
 def store_groups(emission: Emission, weight: Quantized) -> int:
-    """Return a matrix of half bytes with a scale for each group of a row."""
+    """Return the id of a matrix of half bytes with a scale for each group of a row."""
     stored = weight.scales.to(torch.bfloat16).contiguous()
     encoding = XnnEncoding(
         XnnDatatype.QBINT4,
@@ -139,8 +139,8 @@ def output_scales(weight: Quantized, axis: int, repeats: int) -> torch.Tensor:
 
     Args:
         weight: The weight of a convolution, as torch orders its dimensions.
-        axis: Its dimension of output channels.
-        repeats: Number of groups that share that dimension's channels.
+        axis: The dimension of output channels.
+        repeats: Number of groups, each with the channels of that dimension.
 
     Raises:
         FloatNeededError: The scales run along another dimension.
@@ -151,10 +151,10 @@ def output_scales(weight: Quantized, axis: int, repeats: int) -> torch.Tensor:
 
 
 def symmetric(weight: Quantized) -> Quantized:
-    """Return a weight with zero points of 0, as the runtime needs.
+    """Return a weight with zero points of 0, as the runtime requires.
 
     Raises:
-        FloatNeededError: It has others, and without them it does not fit into 8 bits.
+        FloatNeededError: With zero points of 0 it does not fit into 8 bits.
     """
     centred = weight.centred()
     if centred is None:
@@ -184,7 +184,7 @@ def quantized_linear(
         filter_id, bias_id = store_static(emission, _matrix(weight), tensor, rows.encoding)
         _add(emission, node, emission.id_of(rows), [filter_id], bias_id)
         return
-    # Halves are taken through float32: only there do all kinds of weights run everywhere.
+    # float16 goes through float32, where all kinds of weights run on all processors.
     with emission.stored(FLOAT, FLOAT):
         operands = _dynamic if reads_rounded_rows(node) else _weight_only
         _add(emission, node, *operands(emission, rows, weight, tensor))
@@ -194,9 +194,9 @@ def group_refusal(group: int, bits: int, *, rounds: bool) -> str | None:
     """Return why the runtime cannot multiply a weight with such groups, or None.
 
     Args:
-        group: Elements of a row that share a scale; 0 for all.
-        bits: How many bits one integer has.
-        rounds: Whether the runtime quantises the other factor.
+        group: Group size; 0 for per-channel scales.
+        bits: Bits per integer.
+        rounds: Whether the input is dynamically quantised.
     """
     if group and not rounds:
         return (
@@ -232,11 +232,11 @@ def _dynamic(
         _check_groups(weight, rounds=True)
         filters = [store_groups(emission, summand) for summand in weight.summands()]
     else:
-        # The runtime has no zero points of weights: a weight that does not fit into 8 bits
-        # without them is the sum of some that do, and so are their products.
+        # The runtime has no weight zero points: a weight that does not fit into 8 bits without
+        # them is split into a sum of weights that do.
         matrices = [_matrix(summand) for summand in weight.summands()]
         if weight.data.shape[1] % 2 and any(matrix.bits == 4 for matrix in matrices):
-            # The runtime is silently wrong on an odd width; another 0 changes neither sums nor
+            # The runtime is silently wrong on odd widths; a zero column changes neither sums nor
             # ranges.
             none = (0,) * (len(source.shape) - 1)
             source = emission.padded(emission.plain(source), (*none, 0), (*none, 1))
@@ -254,7 +254,7 @@ def _weight_only(
 ) -> tuple[int, list[int], int]:
     filters = _matrix(weight)
     if bias is not None:
-        # The runtime multiplies the bias by the channel's scale as well.
+        # The runtime also multiplies the bias by the channel's scale.
         bias = (bias.double() / filters.scales.double().expand(filters.channels)).float()
         if not bool(torch.isfinite(bias).all()):
             raise FloatNeededError("its bias is too large relative to its weight's scales")
@@ -265,7 +265,7 @@ def _weight_only(
 def _add(
     emission: Emission, node: fx.Node, value: int, filters: Sequence[int], bias_id: int
 ) -> None:
-    """Add a layer for each of some filters, and their sum."""
+    """Add one layer per filter, and sum their results."""
     last, limits = following_clamp(node)
     shape, result = shape_of(last), None
     for number, filter_id in enumerate(filters):

@@ -18,10 +18,9 @@ _INTO_PIXELS = (0, 1, 4, 2, 5, 3)
 def _permuted_apart(
     e: Emission, x: Tracked, call: Call, apart: Sequence[Dim], order: Sequence[int]
 ) -> Tracked:
-    """Split dimensions, permute them and merge them, in memory order.
+    """Split, permute and merge dimensions in memory order.
 
-    The layout is that of the producer, so that between convolutions only this permutation moves
-    data.
+    Keeping the producer's layout avoids other data movement between convolutions.
     """
     layout, shape = x.preferred, call.result
     value = e.reshaped(e.id_of(x, layout), apart)
@@ -54,7 +53,7 @@ def _channel_shuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _nearest(e: Emission, x: Tracked, call: Call) -> Tracked:
-    """Repeat each pixel along its row, then each row: both are concatenations."""
+    """Repeat each pixel along its row, then each row, by concatenation."""
     number, channels, height, width = x.shape
     *_, rows, columns = call.result
     with e.made_as(x.encoding if e.writes.is_int8 else None):
@@ -67,7 +66,7 @@ def _nearest(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _factor(before: Dim, after: Dim) -> int:
-    """Return how often a size is repeated, from 1 to 5; 0 otherwise."""
+    """Return the integer factor of a resize, from 1 to 5; 0 otherwise."""
     return next((times for times in range(1, 6) if str(before * times) == str(after)), 0)
 
 
@@ -81,7 +80,7 @@ _IMAGES = first_of(_rank_refusal, one_symbol, _CHANNELS)
 
 def _nearest_refusal(call: Call) -> str | None:
     before, after = call.shape()[2:], call.result[2:]
-    # Sizes, since a factor of 2.5 may make twice as many pixels, but not each of them twice.
+    # Compare sizes and factors: a factor of 2.5 may double the size without doubling each pixel.
     for size, target, scale in zip(before, after, scale_factors(call), strict=True):
         times = _factor(size, target)
         if not times or scale not in (None, times):

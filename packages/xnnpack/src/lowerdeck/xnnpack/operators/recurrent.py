@@ -1,4 +1,4 @@
-"""LSTM and GRU layers, unrolled: XNNPACK has no loop."""
+"""Unrolled LSTM and GRU layers: XNNPACK has no loops."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class _Cell:
     Attributes:
         batch: The number of sequences.
         width: The size of a state.
-        recurrent: Multiplies the state: rows of outputs.
-        shift: Added to that product; None for 0.
+        recurrent: Weight of the state, one row per output.
+        shift: Bias of that product, or None.
     """
 
     emission: Emission
@@ -41,13 +41,13 @@ class _Cell:
         return self.emission.stretch(gates, 1, number * self.width, self.width)
 
     def product(self, state: Tracked | None) -> Tracked | None:
-        """Return the contribution of a state to the gates; None for 0."""
+        """Return the contribution of a state to the gates; None for a zero state."""
         if state is None:
             return None
         return _layer(self.emission, state, self.recurrent, self.shift)
 
     def plus(self, gates: Tracked, other: Tracked | None) -> Tracked:
-        """Return a sum in which None counts as 0."""
+        """Return a sum; None counts as 0."""
         if other is None:
             return gates
         return self.emission.binary(XnnOperator.ADD, gates, other, shape=gates.shape)
@@ -55,7 +55,8 @@ class _Cell:
 
 _States = tuple[Tracked | None, ...]
 _Step = Callable[[_Cell, Tracked, _States], tuple[Tracked, ...]]
-"""Maps a cell, the input's contribution to the gates, and states (None for 0) to new states."""
+"""Maps a cell, the input's contribution to the gates, and states (None for zeros) to new states.
+"""
 
 
 def _layer(
@@ -111,7 +112,7 @@ def _emitter(step: _Step, *, merges: bool) -> Callable[[Emission, Call], None]:
 
     Args:
         step: Emits one step of a cell.
-        merges: Whether the shifts of input and state are added to the same sums.
+        merges: Whether the biases of input and state can be merged.
     """
 
     def emit(emission: Emission, call: Call) -> None:
@@ -154,7 +155,7 @@ def _merged(
     assert states is not None
     shift, state_shift = shifts or (None, None)
     if merges and state_shift is not None:
-        # A zero state is skipped, and its bias must not be skipped with it.
+        # A zero state is skipped, but its bias must not be.
         shift, state_shift = state_shift if shift is None else shift + state_shift, None
     return inputs, states, shift, state_shift
 
@@ -165,7 +166,7 @@ def _hidden(call: Call) -> list[Node]:
 
 
 def _state(emission: Emission, states: Tracked, number: int) -> Tracked | None:
-    """Return the first state of one cell, None for 0."""
+    """Return the initial state of one cell, None for zeros."""
     if states.tensor is not None and not bool(states.tensor[number].any()):
         return None
     return emission.view(emission.stretch(states, 0, number, 1), states.shape[1:])
@@ -174,7 +175,7 @@ def _state(emission: Emission, states: Tracked, number: int) -> Tracked | None:
 def _run(
     cell: _Cell, step: _Step, shares: Tracked, states: _States, *, backwards: bool
 ) -> tuple[Tracked, tuple[Tracked, ...]]:
-    """Return the hidden states of all steps as one tensor, and the last states."""
+    """Return the hidden states of all steps as one tensor, and the final states."""
     emission, (steps, *share) = cell.emission, shares.shape
     outputs: list[Tracked] = []
     ends: tuple[Tracked, ...] = ()

@@ -1,4 +1,4 @@
-"""Means, sums and maxima over some of the dimensions."""
+"""Reductions over some dimensions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _mean(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _is_subtracted(mean: Node, source: Node) -> bool:
-    """Return whether a mean is subtracted from its own input, as in hand-written norms."""
+    """Return whether a mean is subtracted from its input, as in hand-written norms."""
     readers = list(mean.users)
     for reader in readers:
         if reader.target in _VIEWS:
@@ -60,17 +60,17 @@ def _is_subtracted(mean: Node, source: Node) -> bool:
 def _refined_mean(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
     """Return the mean, plus the mean of the residuals.
 
-    The latter corrects the rounding error, so that equal numbers give that number. The mean is cut
-    to 12 bits (Veltkamp's splitting), so that the residuals are exact.
+    This corrects the rounding error, so that the mean of equal numbers is exact. The mean is
+    rounded to 12 bits (Veltkamp splitting), so that the residuals are exact.
     """
     axes = _axes(call)
     mean = mean_over(emission, tracked, axes, keep=True, in_parts=True)
     scaled = emission.binary(XnnOperator.MULTIPLY, mean, 4097.0)
     rounding = emission.binary(XnnOperator.SUBTRACT, scaled, mean)
     mean = emission.binary(XnnOperator.SUBTRACT, scaled, rounding)
-    rest = emission.binary(XnnOperator.SUBTRACT, tracked, mean)
-    rest = mean_over(emission, rest, axes, keep=True, in_parts=True)
-    mean = emission.binary(XnnOperator.ADD, mean, rest)
+    residual = emission.binary(XnnOperator.SUBTRACT, tracked, mean)
+    residual = mean_over(emission, residual, axes, keep=True, in_parts=True)
+    mean = emission.binary(XnnOperator.ADD, mean, residual)
     keep = bool(call.args.get("keepdim"))
     return mean if keep else emission.view(mean, _reduced(tracked.shape, axes, keep=False))
 
@@ -82,7 +82,7 @@ def _sum(e: Emission, x: Tracked, call: Call) -> Tracked:
 def _mean_of(
     emission: Emission, tracked: Tracked, call: Call, *, in_parts: bool = False
 ) -> Tracked:
-    """Return the mean of a tensor over the dimensions that a call names."""
+    """Return the mean of a tensor over the dimensions of a call."""
     keep = bool(call.args.get("keepdim"))
     return mean_over(emission, tracked, _axes(call), keep=keep, in_parts=in_parts)
 
@@ -99,8 +99,8 @@ def mean_over(
 
     Args:
         axes: The dimensions, in order.
-        keep: Whether they stay, with size 1.
-        in_parts: Sum parts of rows in any case, and not by pooling, which adds number by number.
+        keep: Whether to keep them with size 1.
+        in_parts: Always sum rows in parts, and never by pooling, which accumulates sequentially.
     """
     shape = _reduced(tracked.shape, axes, keep=keep)
     in_parts = in_parts and all(is_fixed(tracked.shape[axis]) for axis in axes)
@@ -119,9 +119,9 @@ def mean_over(
 def _stretch_layout(
     emission: Emission, tracked: Tracked, axes: Sequence[int], *, keep: bool
 ) -> Layout | None:
-    """Return the layout in which dimensions are adjacent and should be averaged together.
+    """Return a layout in which the dimensions are adjacent and can be averaged at once, or None.
 
-    Along the last one a linear layer is used instead, except for integers.
+    Means along the last dimension use a linear layer instead, except for integers.
     """
     rank = len(tracked.shape)
     for layout in (tracked.preferred, *Layout):
@@ -132,7 +132,7 @@ def _stretch_layout(
 
 
 def _are_at_once(axes: Sequence[int], layout: Layout, rank: int, *, keep: bool) -> bool:
-    """Return whether dimensions are adjacent, and the remaining ones keep a known order."""
+    """Return whether dimensions are adjacent, and the others keep torch's order."""
     places = sorted(layout.position(axis, rank) for axis in axes)
     ordered = layout is Layout.PLAIN or keep or 0 not in axes
     return ordered and places == list(range(places[0], places[0] + len(places)))
@@ -150,7 +150,7 @@ def _mean_of_stretch(
     value = emission.reshaped(emission.id_of(tracked, layout), image)
     mean = mean_of_images(emission, value, (image[0], 1, 1, image[3]))
     shape = _reduced(tracked.shape, axes, keep=keep)
-    # Without channels, or with channels alone, the result is in the plain layout.
+    # Without channels, or with only channels, the result has the plain layout.
     stays = len(shape) > 2 and (keep or 1 not in axes)
     result = layout if stays else Layout.PLAIN
     value = emission.reshaped(mean.ids[Layout.PLAIN], result.arrange(shape))
@@ -158,18 +158,18 @@ def _mean_of_stretch(
 
 
 def _reduced(shape: Sequence[Dim], axes: Sequence[int], *, keep: bool) -> tuple[Dim, ...]:
-    """Return the sizes of a tensor without some dimensions, or with 1 in their places."""
+    """Return the sizes of a reduction."""
     sizes = [1 if axis in axes else size for axis, size in enumerate(shape)]
     return tuple(size for axis, size in enumerate(sizes) if keep or axis not in axes)
 
 
 def _pooling_layout(axes: Sequence[int], tracked: Tracked) -> Layout | None:
-    """Return the layout in which height and width are averaged, None where others are."""
+    """Return the layout in which the dimensions are height and width of images, or None."""
     if len(tracked.shape) != 4:
         return None
     if list(axes) == [2, 3]:
         return Layout.CHANNELS_LAST
-    # In the plain layout these two are at the positions of height and width of images.
+    # In the plain layout these two are at the positions of an image's height and width.
     plain = tracked.preferred is Layout.PLAIN
     return Layout.PLAIN if list(axes) == [1, 2] and plain else None
 
@@ -185,7 +185,7 @@ def _as_rows(emission: Emission, tracked: Tracked, axes: Sequence[int]) -> Track
 
 
 def _variance_of(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
-    """Return the mean of squared distances from the mean."""
+    """Return the mean of squared deviations."""
     axes = _axes(call)
     shifted = shift_by_first(emission, tracked, axes)
     mean = mean_over(emission, shifted, axes, keep=True, in_parts=True)
@@ -229,7 +229,7 @@ def _count(call: Call) -> int:
 
 
 def _vector_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
-    """Return the root of a mean of squares, times the root of their number."""
+    """Return the 2-norm as ``sqrt(mean(x^2)) * sqrt(count)``."""
     mean = _mean_of(e, e.unary(XnnOperator.SQUARE, x), call)
     root = e.unary(XnnOperator.SQUARE_ROOT, mean)
     return e.binary(XnnOperator.MULTIPLY, root, math.sqrt(_count(call)))
@@ -237,7 +237,7 @@ def _vector_norm(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _mean_refusal(call: Call) -> str | None:
     is_pool = call.node.target in _MEANS and call.rank() == 4 and _axes(call) == [2, 3]
-    # Sums along rows need no reshape, if their dimension stays.
+    # Sums along kept rows need no reshape.
     is_along_rows = bool(call.args.get("keepdim")) and _axes(call) == [call.rank() - 1]
     if is_pool or is_along_rows:
         return None if is_pool else _FIXED(call)
@@ -270,10 +270,10 @@ def _maximum_refusal(call: Call) -> str | None:
 
 
 def _minimum(e: Emission, x: Tracked, call: Call) -> Tracked:
-    """Return the largest of the negated numbers, negated."""
+    """Return ``-max(-x)``."""
     rows = _as_rows(e, e.unary(XnnOperator.NEGATE, x), _axes(call))
-    most = e.view(largest_of_rows(e, rows), call.result)
-    return e.unary(XnnOperator.NEGATE, most)
+    negated_minimum = e.view(largest_of_rows(e, rows), call.result)
+    return e.unary(XnnOperator.NEGATE, negated_minimum)
 
 
 def _mean_int8_refusal(call: Call) -> str | None:

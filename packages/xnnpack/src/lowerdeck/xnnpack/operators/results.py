@@ -27,7 +27,7 @@ LIMIT_NAMES: dict[object, tuple[str, str]] = {
 
 
 def first_result(node: Node) -> Node:
-    """Return the node of the first result of a call: the call, or its getitem."""
+    """Return the node of a call's first result: the call or its getitem."""
     if isinstance(node.meta["val"], torch.Tensor):
         return node
     return next(user for user in node.users if user.args[1] == 0)
@@ -48,7 +48,7 @@ def first_result_refusal(call: Call) -> str | None:
 
 
 def clamp_range(node: Node) -> Range | None:
-    """Return the least and greatest result of a clamp, or None for any other node."""
+    """Return the minimum and maximum of a clamp, or None for other nodes."""
     if node.op != "call_function":
         return None
     if node.target in LIMITS:
@@ -67,15 +67,15 @@ def following_clamp(node: Node) -> tuple[Node, Range | None]:
     """Return the clamp that is a node's only user, with its range.
 
     Args:
-        node: A node whose kind in XNNPACK can clamp its output.
+        node: A node whose XNNPACK kind supports an output range.
 
     Returns:
-        The clamp and its range; ``node`` itself and None where none follows.
+        The clamp and its range; ``node`` and None if no clamp follows.
     """
     if len(node.users) == 1:
         user = next(iter(node.users))
         limits = clamp_range(user)
-        # min > max is legal in torch and refused by XNNPACK as a range, though not as a clamp.
+        # XNNPACK refuses min > max, legal in torch, as an output range, but not in a clamp node.
         if limits is not None and limits[0] <= limits[1] and fake(user) is not None:
             return user, limits
     return node, None

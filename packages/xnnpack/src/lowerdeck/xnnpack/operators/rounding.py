@@ -1,6 +1,6 @@
-"""Readers of rows that a program quantises at run time: layers of integer weights, or others.
+"""Users of dynamically quantised rows: layers with integer weights, and others.
 
-The runtime rounds such rows only inside a layer. Any other reader in a delegate would get the
+The runtime quantises rows only inside such a layer. In a delegate any other user would read
 unrounded rows.
 """
 
@@ -29,7 +29,7 @@ _LAYERS: Mapping[object, tuple[str, str]] = {
     _aten.matmul.default: ("self", "other"),
     **dict.fromkeys(CONVOLUTIONS, ("input", "weight")),
 }
-"""The layers that round, with the names of their row and weight arguments."""
+"""Layers that quantise their rows, with the names of their row and weight arguments."""
 _SAME_ROWS = frozenset(
     named(
         "view reshape _unsafe_view unsqueeze squeeze.dim flatten.using_ints to.dtype _to_copy "
@@ -44,11 +44,11 @@ _SAME_WEIGHTS = _SAME_ROWS | _TURNS
 def unrounded_reader(
     node: Node, chain: Collection[str], is_weight: Callable[[Node], bool]
 ) -> Node | None:
-    """Return a reader of a chain's rows that does not quantise them itself, or None.
+    """Return a user of a chain's rows that does not quantise them, or None.
 
     Args:
         node: A node of the chain: it chooses scales, quantises or dequantises.
-        chain: The names of operators in such chains.
+        chain: Names of the operators of such chains.
         is_weight: Whether a node dequantises constant weights.
     """
     waiting, seen = [node], {node}

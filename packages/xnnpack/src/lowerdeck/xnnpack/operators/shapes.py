@@ -1,4 +1,4 @@
-"""Views, permutations, casts and expansions: operators that compute nothing."""
+"""Views, permutations, casts and expansions."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def _reshape(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def reshape(emission: Emission, tracked: Tracked, shape: Sequence[Dim]) -> Tracked:
     """Return a tensor with other sizes, which ``reshape_refusal`` allows."""
-    # A write through a view is functionalized to a round trip: view, compute, view back.
+    # Functionalization turns a write through a view into view, compute, view back.
     origin: Tracked | None = tracked
     while origin is not None:
         if tuple(map(str, shape)) == tuple(map(str, origin.shape)):
             return origin
         origin = origin.derived.get(_RESHAPED_FROM)
     ids = tracked.ids
-    # One pixel: the plain order and the channels-last order are the same bytes.
+    # One pixel: both layouts have the same bytes.
     if (
         Layout.PLAIN not in ids
         and len(tracked.shape) >= 3
@@ -124,7 +124,7 @@ def order_of(node: Node) -> list[int]:
     if node.target is torch.ops.aten.numpy_T.default:
         return order[::-1]
     if rank > 1:
-        # `t` and `mT` have no dimensions; the last two are all that `t` has.
+        # `t` and `mT` have no dimension arguments; `t` has only the last two dimensions.
         first, second = (int(args.get(name, last)) for name, last in (("dim0", -2), ("dim1", -1)))
         order[first], order[second] = order[second], order[first]
     return order
@@ -134,7 +134,7 @@ def _expand(e: Emission, x: Tracked, call: Call) -> Tracked:
     repeats, shape = _repeats(call), call.result
     if all(map(is_one, repeats)):
         return reshape(e, x, shape)
-    # The runtime repeats elements only where arithmetic broadcasts them.
+    # The runtime repeats elements only by broadcasting arithmetic.
     ones = e.constant_value(torch.ones([int(size) for size in repeats]))
     value = e.add(XnnOperator.MULTIPLY, shape, input1_id=e.id_of(x), input2_id=ones)
     return e.tracked(shape, value)
@@ -153,7 +153,7 @@ def _expand_refusal(call: Call) -> str | None:
     repeats = _repeats(call)
     if not all(map(is_fixed, repeats)):
         return "it repeats elements a symbolic number of times"
-    # A multiplication that repeats something has any sizes.
+    # A multiplication that repeats elements supports any sizes.
     return _reshape_refusal(call) if all(map(is_one, repeats)) else None
 
 

@@ -1,4 +1,4 @@
-"""Encodings of the operands and the result of a node: floats, halves or 8-bit integers."""
+"""Choose the encodings of a node's operands and result: float32, float16 or int8."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Storage:
     """Encodings of one node.
 
     Attributes:
-        reads: That of its operands; None if each keeps the encoding of its producer.
-        writes: That of its result.
-        in_float: Why a node that reads 8-bit integers computes floats, if it does.
+        reads: Encoding of its operands; None if each keeps the encoding of its producer.
+        writes: Encoding of its result.
+        in_float: Why a node that reads 8-bit integers computes in float, or None.
     """
 
     reads: XnnEncoding | None
@@ -35,7 +35,7 @@ class Storage:
 
 
 EncodingOf = Callable[[Node], XnnEncoding | None]
-"""Encoding of a node's result; None for a constant, which may have any encoding."""
+"""Returns the encoding of a node's result; None for a constant, which may have any."""
 
 
 def storage_of(call: Call, entry: Operator, encoding_of: EncodingOf, *, halves: bool) -> Storage:
@@ -60,12 +60,12 @@ def storage_of(call: Call, entry: Operator, encoding_of: EncodingOf, *, halves: 
 
 
 def _is_operand(call: Call, entry: Operator, node: Node, encoding_of: EncodingOf) -> bool:
-    """Return whether a node is a tensor that must have the encoding of the call's operands."""
+    """Return whether an argument must have the encoding of the call's operands."""
     if fake(node) is None or any(node is call.args.get(name) for name in entry.bools):
         return False
     if not any(node is call.args.get(name) for name in entry.packs):
         return True
-    # A computed tensor may also be the second factor of a product.
+    # A computed tensor may also be the second operand of a product.
     encoding = encoding_of(node)
     return encoding is not None and encoding.is_int8 and not call.is_weight(node)
 
@@ -90,7 +90,7 @@ def _input_refusal(
 
 
 def _has_free_encoding(entry: Operator, node: Node) -> bool:
-    """Return whether a constant is a scalar, or takes the encoding of the result."""
+    """Return whether a constant is a scalar, or is stored in the encoding of the result."""
     value = fake(node)
     return entry.integers is Integers.JOINS or (value is not None and value.numel() == 1)
 
@@ -136,7 +136,7 @@ def _result(node: Node) -> Node:
 def rounded_after(node: Node) -> XnnEncoding | None:
     """Return the encoding to which all readers quantise a result, or None.
 
-    Nodes that only move elements are skipped: a decomposed layer is a product between two views.
+    Data movement is skipped: a decomposed layer is a product between two views.
     """
     encodings = {
         static_encoding(user)

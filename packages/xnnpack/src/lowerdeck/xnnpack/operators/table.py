@@ -75,15 +75,11 @@ def entry_of(node: Node) -> Operator | None:
 
 
 def refusal(node: Node, constants: Collection[str]) -> str | None:
-    """Return why XNNPACK cannot take a node, or None where it can.
+    """Return why XNNPACK does not support a node, or None.
 
     Args:
         node: Any node of a program, in training or in core ATen form.
-        constants: Names of the constant placeholders, and of the calls that are folded from
-            them ahead of time.
-
-    Returns:
-        The reason, for a report to the user.
+        constants: Names of constant placeholders, and of the calls folded from them.
     """
     if node.op != "call_function":
         return "it is not a call"
@@ -113,7 +109,7 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
         return "it has no tensor input"
     bools = [arguments_of(node).get(name) for name in entry.bools]
     for tensor in tensors:
-        # Constants are stored as the floats to which eager would convert them.
+        # Constants are stored in the float dtype to which eager would convert them.
         dtypes = (*_FLOATS, torch.bool) if tensor in bools else _FLOATS
         reason = None if tensor.name in constants else _tensor_refusal(tensor, dtypes)
         if reason:
@@ -139,7 +135,8 @@ def _quantization_refusal(node: Node, entry: Operator, constants: Collection[str
 
 def _tensor_refusal(node: Node, dtypes: Sequence[torch.dtype] = _FLOATS) -> str | None:
     value = node.meta.get("val")
-    # Only the first of several results is checked: the others are like it or must be unused.
+    # Check only the first of several results: the others have its dtype and rank, or must be
+    # unused.
     tensor = value[0] if isinstance(value, (list, tuple)) and value else value
     if not isinstance(tensor, torch.Tensor):
         return "it is not a tensor"

@@ -1,4 +1,4 @@
-"""Pattern matching that restores decomposed operators before compilation."""
+"""Pattern matching that restores decomposed operators."""
 
 from lowerdeck.xnnpack.patterns.rewriting import MatchedGraph, match_patterns
 

@@ -36,7 +36,7 @@ _ATTENTION = _aten.scaled_dot_product_attention.default
 
 
 def _scaled(pattern: Pattern, name: str) -> Pattern:
-    """Return a tensor, possibly multiplied or divided by a number."""
+    """Return a pattern of a tensor, possibly multiplied or divided by a number."""
     return (
         Piece(MUL, pattern, Amount(f"{name} times")),
         Piece(DIV, pattern, Amount(f"{name} by")),
@@ -48,7 +48,7 @@ def _number(number: float) -> Piece:
     return Piece("scalar_tensor", number)
 
 
-# Bools become numbers before they are added.
+# Bool masks are converted to floats before they are added.
 _MASK = (Piece("where.self", Leaf("mask"), _number(0.0), _number(-math.inf)), Leaf("mask"))
 
 
@@ -101,12 +101,12 @@ def _attention(match: Match) -> Arguments | None:
 
 
 def _only_masks(match: Match, scores: Sequence[Dim]) -> bool:
-    """Return whether a mask is not larger than the scores, and its empty rows become 0."""
+    """Return whether a mask broadcasts to the scores, and its fully masked rows become 0."""
     return "safe" in match.bindings and same_sizes(shape_of(match.bindings["masked"]), scores)
 
 
 def _repeated(name: str) -> Piece:
-    """Return heads, each repeated for the queries that share it."""
+    """Return a pattern of heads repeated for grouped-query attention."""
     single = Piece("unsqueeze", Leaf(name), 2)
     many = Piece("expand", single, ANY, name=f"many {name}")
     return view(many, f"all {name}")

@@ -1,4 +1,4 @@
-"""Patterns of functions of one tensor, and of norms."""
+"""Patterns of unary functions and norms."""
 
 from __future__ import annotations
 

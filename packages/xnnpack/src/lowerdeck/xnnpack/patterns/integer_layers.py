@@ -63,12 +63,12 @@ def _dequantized_rows(rows: Node, value: torch.Tensor) -> Node | Prepared:
 
 
 def _dequantize() -> OpOverload:
-    # It exists only once torchao is imported, as it is where a program has such layers.
+    # Registered when torchao is imported, as it is if a program has such layers.
     return torch.ops.torchao.dequantize_affine.default
 
 
 def _is_by_row(match: Match, rows: Node) -> bool:
-    """Return whether whole rows are quantised to 8 or 7 bits with the matched scale."""
+    """Return whether rows are quantised per row to 8 or 7 bits with the matched scale."""
     args, scale = arguments_of(rows), match.bindings["step"]
     if (
         scale is not args["scale"]
@@ -95,7 +95,7 @@ def _less(left: Pattern, right: Pattern) -> Piece:
 
 _ROWS, _ROW_SCALE, _INTEGERS = Leaf("rows"), Leaf("step"), Laid(Leaf("weight", torch.int8))
 _TRANSPOSED = Laid(turned(_INTEGERS, "turned"))
-# Some processors multiply unsigned integers faster: 128 is added, and subtracted after.
+# Some processors multiply unsigned integers faster: 128 is added before and subtracted after.
 _UNSIGNED = Laid(Piece("add.Tensor", Laid(_ROWS), 128))
 _SUMS = Laid(Piece("sum.dim_IntList", _TRANSPOSED, ([0], [-2]), ANY))
 _PRODUCT = (

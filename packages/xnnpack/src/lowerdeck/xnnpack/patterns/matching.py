@@ -1,4 +1,4 @@
-"""Patterns of calls, matched from the last call backwards."""
+"""Patterns of calls, matched backwards from the last call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lowerdeck.xnnpack.operators.contract import ASSERTION
 
 _aten = torch.ops.aten
 _VALUELESS = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "implicit"})
-"""Arguments that do not affect values, as the dtypes of results are compared."""
+"""Arguments that do not affect values; result dtypes are compared separately."""
 _KEEPING = frozenset(
     named(
         "alias clone contiguous detach expand flatten.using_ints reshape slice.Tensor "
@@ -43,19 +43,19 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A plain number; the same number at each use of the name in a pattern."""
+    """A number literal; the same number at each use of its name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Whatever:
-    """Any argument but a tensor; callers check the result's shape instead."""
+    """Any non-tensor argument; callers check the result's shape instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastAxis:
-    """The last dimension, counted from either end, alone or as a list of one."""
+    """The last dimension, as a number from either end or a list of one."""
 
 
 class Piece:
@@ -63,10 +63,10 @@ class Piece:
 
     Args:
         ops: The names of the operators.
-        *args: Patterns of the arguments, in the order of the schema. The others must have their
+        *args: Patterns of the arguments, in the order of the schema. Omitted ones must have their
             defaults.
         commutes: Whether the first two may be swapped.
-        name: The name under which the match records the call, none by default.
+        name: Name of the call in the match, none by default.
     """
 
     def __init__(self, ops: str, *args: Pattern, commutes: bool = False, name: str = "") -> None:
@@ -86,9 +86,9 @@ class Both:
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """A tensor after any number of views, copies and casts; a leaf matches their source first.
+    """A tensor after any number of views, copies and casts; leaves prefer their source.
 
-    If it is the outermost pattern, the caller must check dtypes.
+    As the outermost pattern, the caller must check dtypes.
     """
 
     pattern: Pattern
@@ -124,7 +124,7 @@ class Match:
 
     Attributes:
         bindings: Leaves, amounts and named calls, by name.
-        pieces: The calls, the last of all first.
+        pieces: The calls, from last to first.
     """
 
     bindings: Mapping[str, Any]
@@ -140,7 +140,7 @@ class Match:
 
 
 def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
-    """Return whether a graph of these operators and dtypes may match a pattern."""
+    """Return whether a graph with these operators and dtypes may match a pattern."""
     if isinstance(pattern, Leaf):
         return pattern.dtype is None or pattern.dtype in targets
     if isinstance(pattern, tuple):
@@ -157,14 +157,13 @@ def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
 
 
 def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
-    """Yield the matches of a pattern that end with a node.
+    """Yield the matches of a pattern whose last call is a node.
 
-    No-ops (a clone, a view to the same sizes, a dropout in evaluation) may occur between any two
-    calls of the pattern. All values have the dtype of the last, except intermediate bools and
-    indices.
+    No-ops (a clone, a view to the same sizes, a dropout in evaluation) may occur between calls of
+    the pattern. All values have the dtype of the last, except intermediate bools and indices.
 
     Args:
-        node: A call; it is not skipped as a no-op itself.
+        node: A call; not skipped even if it is a no-op.
     """
     last = fake(node)
     if last is not None:
@@ -175,7 +174,7 @@ def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
 
 
 def _is_closed(match: Match) -> bool:
-    """Return whether no other node reads an intermediate result."""
+    """Return whether intermediate results are only read inside the match."""
     inside = set(match.pieces)
     readers = (user for node in match.pieces[1:] for user in node.users)
     return all(user in inside or user.target is ASSERTION for user in readers)
@@ -259,7 +258,7 @@ def _calls(pattern: Piece, node: Node, match: Match) -> Iterator[Match]:
 
 @cache
 def _defaults(operator: OpOverload) -> dict[str, Any]:
-    """Return the defaults of an operator's arguments by name, None for those that have none."""
+    """Return the default of each argument of an operator, None without one."""
     return {argument.name: argument.default_value for argument in schema_of(operator).arguments}
 
 
@@ -298,7 +297,7 @@ def is_empty(node: Node) -> bool:
 
 
 def changes_nothing(node: Node) -> bool:
-    """Return whether a call's result is its first argument, element by element."""
+    """Return whether a call is a no-op on its first argument."""
     if node.target is _aten.dropout.default:
         return node.args[2] is False and isinstance(node.args[0], Node)
     source = node.args[0] if node.target in _KEEPING and node.args else None
@@ -314,7 +313,7 @@ def changes_nothing(node: Node) -> bool:
 
 
 def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Return whether sizes are provably equal, without adding guards on symbolic ones."""
+    """Return whether sizes are provably equal, without adding guards."""
     return len(left) == len(right) and all(
         expression_of(a) == expression_of(b) for a, b in zip(left, right, strict=True)
     )

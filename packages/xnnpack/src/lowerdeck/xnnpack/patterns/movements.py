@@ -1,4 +1,4 @@
-"""Patterns of data movement: channel shuffles (ShuffleNet), joins.
+"""Patterns of data movement: channel shuffles (ShuffleNet) and concatenations.
 
 Rolls, ``pixel_shuffle`` and ``pixel_unshuffle`` stay decomposed: no model of the benchmarks has
 them.
@@ -49,14 +49,14 @@ def _joined_alone(match: Match) -> Arguments | None:
 
 
 def _is_always_empty(node: Node) -> bool:
-    """Return whether a tensor is empty and depends only on empty ones, as a constant does.
+    """Return whether a tensor is empty and depends only on empty tensors and constants.
 
     An empty slice of another tensor stays in the program: it may depend on the delegate.
     """
     return is_empty(node) and all(map(_is_always_empty, node.all_input_nodes))
 
 
-# The empty initial cache of a transformer, concatenated with its first entries.
+# Typically the empty initial cache of a transformer.
 JOINS = (OperatorPattern(_aten.clone.default, Piece("cat", ANY, ANY), _joined_alone),)
 SHUFFLES = (
     OperatorPattern(

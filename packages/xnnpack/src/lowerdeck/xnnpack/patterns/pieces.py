@@ -29,8 +29,8 @@ class OperatorPattern:
     """An operator and the pattern of its decomposition.
 
     Attributes:
-        pieces: The pattern; its last call has the operator's result.
-        arguments: Returns the operator's arguments; None if the match is not equivalent to it.
+        pieces: The pattern, ending with the call that returns the operator's result.
+        arguments: Returns the operator's arguments; None if the match is not equivalent.
     """
 
     op: OpOverload
@@ -43,7 +43,7 @@ class Prepared:
     """An argument of a restored operator, computed by an additional call.
 
     Attributes:
-        arguments: The call's arguments; its result has the sizes of the first.
+        arguments: Arguments of the call, whose result has the shape of the first.
         dtype: The dtype of its result.
         name: Suffix to the operator's name.
     """
@@ -63,12 +63,12 @@ ANY = Whatever()
 
 
 def view(pattern: Pattern, name: str = "") -> Piece:
-    """Return a tensor with any other sizes."""
+    """Return a pattern of a tensor viewed in any shape."""
     return Piece(VIEW, pattern, ANY, name=name)
 
 
 def turned(pattern: Pattern, name: str) -> Pattern:
-    """Return a tensor with its dimensions in any other order."""
+    """Return a pattern of a permuted tensor."""
     return (
         Piece("permute", pattern, ANY, name=name),
         Piece("transpose.int", pattern, ANY, ANY, name=name),
@@ -77,6 +77,6 @@ def turned(pattern: Pattern, name: str) -> Pattern:
 
 
 def swaps_last_two(node: Node) -> bool:
-    """Return whether a permuted tensor is the transpose of each matrix of its source."""
+    """Return whether a permutation swaps the last two dimensions."""
     order = order_of(node)
     return len(order) > 1 and order == [*range(len(order) - 2), len(order) - 1, len(order) - 2]

@@ -42,7 +42,7 @@ def _rows_times_matrix(match: Match) -> Arguments | None:
 
 
 def _rows_times_matrix_and_bias(match: Match) -> Arguments | None:
-    """Return the arguments of an addmm of rows in several dimensions, as GPT-2's Conv1D has."""
+    """Return the arguments of an addmm of rows in several dimensions, as in GPT-2's Conv1D."""
     operands = _rows_times_matrix(match)
     return None if operands is None else (match.bindings["b"], *operands)
 

@@ -1,4 +1,4 @@
-"""Replacement of decomposed operators in a program's graph."""
+"""Restore decomposed operators in a program's graph."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _STAGES: tuple[tuple[OperatorPattern, ...], ...] = (
     (*LAYERS, *ATTENTION),
     GROUPS,
 )
-"""Patterns in order; later stages build on the results of earlier ones."""
+"""Stages of patterns; later ones may match calls restored by earlier ones."""
 Accepts = Callable[[Node], bool]
 PatternIndices = Mapping[str, Collection[int]]
-"""By the name of a match's last node: the indices of the patterns that match there."""
+"""Indices of matching patterns, by name of the match's last node."""
 _ByLast = Mapping[object, Sequence[tuple[int, OperatorPattern]]]
 """Patterns with their indices, by the target of their last call."""
 
@@ -39,12 +39,12 @@ class MatchedGraph:
     """A graph with restored operators.
 
     Attributes:
-        graph: The program's own graph where nothing was recognised, else a copy.
-        sources: For each node of a copy: the program's nodes that it replaces, in order; none
-            for a node that only prepares an argument.
+        graph: The program's graph if nothing matched, else a copy.
+        sources: For each node of a copy, the program's nodes that it replaces, in order; empty for
+            a node that prepares an argument.
         numbers: Indices of the patterns that matched, by the name of the restored call.
-        postponed: Names of the last nodes of matches that read sizes computed in between. Inside
-            a partition such sizes are inputs, so that the same match may succeed there.
+        postponed: Names of the last nodes of matches that read sizes computed in between. In a
+            partition such sizes are inputs, so that the match may succeed there.
     """
 
     graph: Graph
@@ -69,13 +69,12 @@ def match_patterns(
 
     Args:
         module: The program, which is not changed.
-        accepts: Whether XNNPACK supports a restored call.
-        decided: For a partition: the patterns that matched in the whole program. None tries all
-            patterns on all nodes.
+        accepts: Returns whether XNNPACK supports a restored call.
+        decided: For a partition, the patterns that matched in the whole program; None tries all
+            patterns.
 
     Returns:
-        The graph, and the nodes that each of its calls replaces; a restored call has the name of
-        the last of these.
+        The graph with its replaced nodes; a restored call has the name of the last of them.
     """
     values = [node.meta.get("val") for node in module.graph.nodes]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}
@@ -94,15 +93,15 @@ def _possible_stages(targets: set[object]) -> list[_ByLast]:
     numbers = count()
     for stage in _STAGES:
         by_last: dict[object, list[tuple[int, OperatorPattern]]] = {}
-        made = set[object]()
-        for whole in stage:
+        restored_ops = set[object]()
+        for pattern in stage:
             number = next(numbers)
-            if is_possible(whole.pieces, targets):
-                made.add(whole.op)
-                for op in whole.pieces.ops:
-                    by_last.setdefault(op, []).append((number, whole))
+            if is_possible(pattern.pieces, targets):
+                restored_ops.add(pattern.op)
+                for op in pattern.pieces.ops:
+                    by_last.setdefault(op, []).append((number, pattern))
         stages.append(by_last)
-        targets = targets | made
+        targets = targets | restored_ops
     return stages
 
 
@@ -113,9 +112,9 @@ def _may_end_pattern(
     if decided is not None:
         return node.name in decided
     return node.op == "call_function" and any(
-        _first_match(whole, node) is not None
+        _first_match(candidate, node) is not None
         for stage in stages
-        for _, whole in stage.get(node.target, ())
+        for _, candidate in stage.get(node.target, ())
     )
 
 
@@ -126,42 +125,42 @@ def _copy_graph(module: GraphModule) -> MatchedGraph:
 
 
 def _recognise(
-    matched: MatchedGraph, wholes: _ByLast, accepts: Accepts, decided: PatternIndices | None
+    matched: MatchedGraph, patterns: _ByLast, accepts: Accepts, decided: PatternIndices | None
 ) -> None:
-    """Replace matches, from the end of the graph."""
+    """Replace matches backwards from the end of the graph."""
     survey = _Survey(matched.graph)
     for node in reversed(list(matched.graph.nodes)):
-        whole_call: Node | None = node
-        # The restored call may be the last of another match.
-        while whole_call is not None and whole_call in survey.place:
-            possible = wholes.get(whole_call.target, ())
+        last_call: Node | None = node
+        # The restored call may end another match.
+        while last_call is not None and last_call in survey.place:
+            possible = patterns.get(last_call.target, ())
             if decided is not None:
                 numbers = decided.get(node.name, ())
                 possible = [pair for pair in possible if pair[0] in numbers]
-            whole_call = _replace(matched, possible, whole_call, survey, accepts)
+            last_call = _replace(matched, possible, last_call, survey, accepts)
 
 
 def _replace(
     matched: MatchedGraph,
-    wholes: Sequence[tuple[int, OperatorPattern]],
+    patterns: Sequence[tuple[int, OperatorPattern]],
     node: Node,
     survey: _Survey,
     accepts: Accepts,
 ) -> Node | None:
     """Replace the match that ends with a node, and return the restored call."""
     graph, sources = matched.graph, matched.sources
-    for number, whole in wholes:
-        match, arguments = _first_match(whole, node) or (None, None)
+    for number, pattern in patterns:
+        match, arguments = _first_match(pattern, node) or (None, None)
         if match is None or arguments is None:
             continue
         checks = (user for piece in match.pieces[1:] for user in piece.users)
-        found = {*match.pieces, *(user for user in checks if user.target is ASSERTION)}
-        pieces = sorted(found, key=survey.place.__getitem__)
+        matched_nodes = {*match.pieces, *(user for user in checks if user.target is ASSERTION)}
+        pieces = sorted(matched_nodes, key=survey.place.__getitem__)
         if not survey.can_be_joined(pieces, _nodes_in(arguments)):
             matched.postponed.add(node.name)
             continue
         with graph.inserting_before(node):
-            new_nodes = _add_call(graph, whole.op, arguments, node.name)
+            new_nodes = _add_call(graph, pattern.op, arguments, node.name)
         new_nodes[-1].meta = dict(node.meta)
         if not all(map(accepts, new_nodes)):
             for new_node in reversed(new_nodes):
@@ -180,7 +179,7 @@ def _replace(
 
 
 def _add_call(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> list[Node]:
-    """Add a call, after those of its prepared arguments, and return all."""
+    """Add the calls of prepared arguments, then the call; return all."""
     calls: list[Node] = []
     for argument in arguments:
         if isinstance(argument, Prepared):
@@ -216,7 +215,7 @@ def _first_match(whole: OperatorPattern, node: Node) -> tuple[Match, Arguments] 
 
 
 class _Survey:
-    """Positions and side effects of all nodes, before the first is replaced."""
+    """Positions and side effects of all nodes of the original graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.place: dict[Node, int] = {}
@@ -237,11 +236,11 @@ class _Survey:
                 self._early.add(node)
 
     def can_be_joined(self, pieces: Sequence[Node], arguments: Iterable[Node]) -> bool:
-        """Return whether a match's calls may all be computed at the position of the last.
+        """Return whether all calls of a match can be moved to the position of the last.
 
-        They may if no other node mutates a tensor between them, and if they read nothing else but
-        sizes of inputs and tensors without elements. Sizes of results of the same delegate would
-        be needed before it runs.
+        This requires that no other node mutates a tensor between them, and that they read nothing
+        else but sizes of inputs and empty tensors: sizes of results of the same delegate would be
+        needed before it runs.
         """
         first, last = (self._writes[self.place[operand]] for operand in (pieces[0], pieces[-1]))
         first += sum(operand in self._writers for operand in pieces[1:])
@@ -253,14 +252,14 @@ class _Survey:
         )
 
     def replace(self, pieces: Sequence[Node], replacement: Node) -> None:
-        """Record that a node replaces others, at the last one's position."""
+        """Record that a node replaces others at the position of the last."""
         self.place[replacement] = self.place[pieces[-1]]
         for piece in pieces:
             del self.place[piece]
 
 
 def _may_write(node: Node) -> bool:
-    """Return whether a node may mutate a tensor that was read before it."""
+    """Return whether a node may mutate a tensor that earlier nodes read."""
     if node.op != "call_function" or node.target is operator.getitem:
         return False
     if isinstance(node.target, OpOverload):

@@ -1,4 +1,4 @@
-"""Annotations for PT2E, in ``node.meta``: quantisation specs of inputs and outputs."""
+"""PT2E annotations in ``node.meta``: quantisation specs of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Accepts = Callable[[Node], bool]
 
 RELU = {_ATEN.relu.default, _ATEN.relu_.default}
 LINEAR = {_ATEN.linear.default}
-# Not in three dimensions: XNNPACK has no such convolution.
+# XNNPACK has no 3-D convolution.
 CONVOLUTION = {
     *(_ATEN.conv1d.default, _ATEN.conv1d.padding),
     *(_ATEN.conv2d.default, _ATEN.conv2d.padding),
@@ -26,7 +26,7 @@ CONVOLUTION = {
 TRANSPOSED = {_ATEN.conv_transpose1d.default, _ATEN.conv_transpose2d.input}
 BATCH_NORM = {_ATEN.batch_norm.default}
 BINARY = {_ATEN.add.Tensor, _ATEN.add_.Tensor, _ATEN.mul.Tensor, _ATEN.mul_.Tensor}
-# Their results are within the range of their inputs, and share its scale.
+# Their results are within the range of their inputs, and share the scale.
 SHARING = {
     *RELU,
     *(_ATEN.hardtanh.default, _ATEN.hardtanh_.default),
@@ -37,7 +37,7 @@ SHARING = {
     *(_ATEN.permute_copy.default, _ATEN.squeeze_copy.dim, _ATEN.view_copy.default),
     _ATEN.slice_copy.Tensor,
 }
-# HistogramObserver's torch.histc fails on larger numbers.
+# HistogramObserver fails on larger numbers in torch.histc.
 _LARGEST_OBSERVED = 3.4028235e15
 
 
@@ -45,7 +45,7 @@ def annotate_layers(graph_module: GraphModule, specs: Specs, accepts: Accepts) -
     """Annotate convolutions and linear layers, with the batch norm and relu after them, in place.
 
     Args:
-        graph_module: The module that PT2E is to quantise.
+        graph_module: The module to quantise.
         accepts: Whether a node may be quantised.
     """
     for node in _calls(graph_module, LINEAR | CONVOLUTION | TRANSPOSED):
@@ -57,7 +57,7 @@ def annotate_layers(graph_module: GraphModule, specs: Specs, accepts: Accepts) -
 
 
 def annotate_arithmetic(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> None:
-    """Annotate sums, products and joins, in place.
+    """Annotate additions, multiplications and concatenations, in place.
 
     Args:
         graph_module: The module that PT2E is to quantise.
@@ -81,7 +81,7 @@ def annotate_arithmetic(graph_module: GraphModule, specs: Specs, accepts: Accept
 def share_scales(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> None:
     """Make operators that move, clamp or average quantised tensors share their scales, in place.
 
-    Adaptive average pools are always quantised.
+    Adaptive average pools are quantised regardless of their input.
 
     Args:
         graph_module: The module that PT2E is to quantise.
@@ -99,8 +99,7 @@ def share_scales(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> N
 
 
 def is_annotated(node: Node) -> bool:
-    """Return whether a quantiser has decided on a node already."""
-    # Quantisers set it once they have decided.
+    """Return whether a quantiser has already processed a node."""
     return node.meta.get(Q_ANNOTATION_KEY) is not None
 
 
@@ -134,7 +133,7 @@ def _output_of(node: Any) -> Any:
 
 
 def _last_of(node: Node, specs: Specs) -> Node:
-    """Return the node whose result is quantised first: a relu is fused with the layer.
+    """Return the last node fused with a layer, such as a relu.
 
     A batch norm follows a layer only in training; otherwise it is folded into the weights.
     """
@@ -153,7 +152,7 @@ def _only_user(node: Node, targets: set[Any]) -> Node | None:
 
 
 def _has_scale(node: Node) -> bool:
-    """Return whether a result, or the source of its data movement, is already quantised."""
+    """Return whether a result, skipping data movement, is already quantised."""
     while _output_of(node) is None:
         source = node.args[0] if node.args else None
         if node.target not in SHARING or not isinstance(source, Node):
@@ -182,10 +181,10 @@ def _can_be_quantised(node: Node, specs: Specs) -> bool:
     weight: Any = node.args[1]
     shape: Any = weight.meta["val"].shape if isinstance(weight, Node) else ()
     if node.target in TRANSPOSED:
-        # Scales per channel would apply to the channels of one group only.
+        # Per-channel scales would cover the channels of one group only.
         grouped = node.meta["val"].shape[1] != shape[1]
         return bool(shape) and not grouped
     if node.target in CONVOLUTION and specs.dynamic:
-        # XNNPACK has no depthwise convolution with inputs quantised at run time.
+        # XNNPACK has no dynamically quantised depthwise convolution.
         return bool(shape) and shape[1] != 1
     return bool(shape)

@@ -46,10 +46,10 @@ class XnnpackQuantization:
         """Quantise a model; return its program and a partitioner for it.
 
         Args:
-            module: The model, in evaluation mode; it is not changed.
+            module: The model in evaluation mode; not changed.
             kwargs: Example keyword inputs.
-            samples: Inputs to calibrate ``"int8"`` with, positional ones and those by name; the
-                example inputs are the only sample without any.
+            samples: Calibration inputs of ``"int8"``, positional and keyword; the example inputs
+                by default.
 
         Raises:
             ModuleNotFoundError: torchao is not installed.
@@ -69,14 +69,14 @@ class XnnpackQuantization:
         exported = torch.export.export(changed, args, named).module()
         prepared = steps.prepare_pt2e(exported, quantizer)
         with torch.no_grad():
-            # Weight observers also need a call, with any inputs.
+            # Weight observers need one call, with any inputs.
             for sample, by_name in samples or [(args, named)]:
                 prepared(*sample, **by_name)
         converted = steps.convert_pt2e(prepared)
         return torch.export.export(converted, args, named), XnnpackPartitioner()
 
     def why_float(self, mode: str, node: Node) -> str | None:
-        """Return why the weight that a node reads stays float, None where the mode keeps floats.
+        """Return why the weight that a node reads stays float; None if the mode keeps all floats.
 
         Args:
             node: The node of the quantised program.
@@ -109,14 +109,14 @@ def _why_float_convolution(mode: str, node: Node) -> str:
 
 
 def _with_four_bits(module: torch.nn.Module) -> torch.nn.Module:
-    """Quantise the linear layers whose rows can be divided into groups, in place."""
+    """Quantise in place the linear layers whose rows divide into groups."""
     torchao = _torchao("torchao.quantization")
     granularity = _torchao("torchao.quantization.granularity").PerGroup(_GROUP)
     config = torchao.Int8DynamicActivationIntxWeightConfig(
         weight_dtype=_INT4, weight_granularity=granularity
     )
     torchao.quantize_(module, config, filter_fn=_has_groups)
-    # Programs with tensors of torchao's own classes can only be decomposed as a whole.
+    # Programs with torchao's tensor subclasses can only be decomposed as a whole.
     _torchao("torchao.utils").unwrap_tensor_subclass(module)
     return module
 
@@ -124,7 +124,7 @@ def _with_four_bits(module: torch.nn.Module) -> torch.nn.Module:
 def _has_groups(module: torch.nn.Module, _name: str) -> bool:
     """Return whether torchao can quantise a layer: its weight is a parameter, in whole groups."""
     is_linear = isinstance(module, torch.nn.Linear) and module.in_features % _GROUP == 0
-    # torchao fails on weights that are computed, as weight_norm does.
+    # torchao fails on computed weights, such as those of weight_norm.
     return is_linear and "weight" in dict(module.named_parameters(recurse=False))
 
 

@@ -1,4 +1,4 @@
-"""LSTM and GRU unrolled into linear layers, which can be quantised."""
+"""Unroll LSTM and GRU into linear layers for quantisation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import nn
 def unroll_recurrent_layers(module: nn.Module) -> nn.Module:
     """Replace each ``nn.LSTM``, ``nn.GRU`` and their cells by linear layers, in place.
 
-    Quantisers look for linear layers; the operators of recurrent layers hide theirs. A layer
-    becomes a loop over time, whose export takes time in proportion to its steps.
+    Quantisers do not support the operators of recurrent layers. A layer becomes a loop over time,
+    whose export time is proportional to its steps.
 
     Args:
         module: A model in evaluation mode.
@@ -26,7 +26,7 @@ def unroll_recurrent_layers(module: nn.Module) -> nn.Module:
             unrolled[layer] = UnrolledRecurrent(layer)
         elif type(layer) in (nn.LSTMCell, nn.GRUCell):
             unrolled[layer] = UnrolledCell(layer)
-    # A layer may have several names.
+    # A shared layer has several names.
     for name, child in list(module.named_modules(remove_duplicate=False)):
         if name and child in unrolled:
             module.set_submodule(name, unrolled[child])
@@ -34,7 +34,7 @@ def unroll_recurrent_layers(module: nn.Module) -> nn.Module:
 
 
 class UnrolledRecurrent(nn.Module):
-    """LSTM or GRU of linear layers, without dropout.
+    """LSTM or GRU composed of linear layers, without dropout.
 
     Args:
         layer: The layer; its weights are shared.
@@ -53,7 +53,7 @@ class UnrolledRecurrent(nn.Module):
         self.cells: nn.ModuleList = nn.ModuleList(UnrolledCell(layer, name) for name in ends)
 
     def flatten_parameters(self) -> None:
-        """Do nothing: only layers on a GPU have their parameters in one piece."""
+        """Do nothing: flattened parameters are for GPUs only."""
 
     def forward(
         self, x: torch.Tensor, hx: Any = None
@@ -61,8 +61,8 @@ class UnrolledRecurrent(nn.Module):
         """Return the results of all steps, and the last state.
 
         Args:
-            x: Of shape (time, batch, features), or as ``batch_first`` says, or without a batch.
-            hx: The first state, by the name that torch's layers have for it; zeros for None.
+            x: Shape (time, batch, features), or according to ``batch_first``, or unbatched.
+            hx: The initial state (torch's name); zeros for None.
         """
         is_single = x.dim() == 2
         steps = x.unsqueeze(1) if is_single else x.transpose(0, 1) if self.batch_first else x
@@ -89,11 +89,11 @@ class UnrolledRecurrent(nn.Module):
 
 
 class UnrolledCell(nn.Module):
-    """LSTM or GRU cell of linear layers; also one step of a layer in one direction.
+    """LSTM or GRU cell composed of linear layers; also one direction of a layer.
 
     Args:
         cell: The cell or layer; its weights are shared.
-        suffix: Suffix of the names of its weights.
+        suffix: Suffix of its weight names.
     """
 
     def __init__(self, cell: Any, suffix: str = "") -> None:
@@ -115,8 +115,8 @@ class UnrolledCell(nn.Module):
         """Return the next state.
 
         Args:
-            input: Of shape (batch, features), or without a batch.
-            hx: The state, zeros for None. Both names are those of torch's cells.
+            input: Shape (batch, features), or unbatched.
+            hx: The state; zeros for None.
         """
         state = hx if self.is_lstm or hx is None else (hx,)
         new = self._next(self.input(input), state)
@@ -128,9 +128,9 @@ class UnrolledCell(nn.Module):
         """Return the results of all steps, and the last state.
 
         Args:
-            steps: Of shape (time, batch, features).
-            first: The first state, zeros for None.
-            backwards: Whether the last step is the first.
+            steps: Shape (time, batch, features).
+            first: The initial state; zeros for None.
+            backwards: Whether to run from the last step to the first.
         """
         gates = list(self.input(steps).unbind(0))
         state, results = first, []

@@ -9,7 +9,7 @@ import torch
 from torchao.quantization import pt2e
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
-# If all observed values are 0, a scale must still be a normal number. ExecuTorch uses the same.
+# Keeps scales normal numbers if all observed values are 0. Same value as in ExecuTorch.
 _SMALLEST_SCALE = 2**-12
 
 
@@ -19,9 +19,10 @@ class Specs:
 
     Attributes:
         activation: Of the inputs of an operator.
-        output: Of its result; None for float.
-        weight: Of the weights of a layer, whose first dimension is that of its results.
-        transposed_weight: Of the weights of a transposed convolution, where that is the second.
+        output: Of its output; None for float.
+        weight: Of the weights of a layer, with output channels in dimension 0.
+        transposed_weight: Of the weights of a transposed convolution, with output channels in
+            dimension 1.
         dynamic: Whether the scales of activations are chosen at run time.
         qat: Whether the program is trained further.
     """
@@ -35,12 +36,12 @@ class Specs:
 
 
 def specs_for(*, per_channel: bool, dynamic: bool, qat: bool, weight_bits: int) -> Specs:
-    """Return the specs of one way to quantise.
+    """Return the specs for the given settings.
 
     Args:
         per_channel: Whether weights have a separate scale for each output channel.
         dynamic: Whether the scales of activations are chosen at run time.
-        qat: Whether the program is trained further, with gradients through the rounding.
+        qat: Whether the program is trained further, with fake quantisation.
     """
     activation = QuantizationSpec(
         dtype=torch.int8,
@@ -77,11 +78,13 @@ def _activation_observer(*, dynamic: bool, qat: bool) -> Any:
 
 def _weight_observer(*, per_channel: bool, qat: bool) -> Any:
     if qat:
-        seen = (
+        observer_kind = (
             pt2e.MovingAveragePerChannelMinMaxObserver
             if per_channel
             else pt2e.MovingAverageMinMaxObserver
         )
-        return pt2e.FusedMovingAvgObsFakeQuantize.with_args(eps=_SMALLEST_SCALE, observer=seen)
+        return pt2e.FusedMovingAvgObsFakeQuantize.with_args(
+            eps=_SMALLEST_SCALE, observer=observer_kind
+        )
     kind = pt2e.PerChannelMinMaxObserver if per_channel else pt2e.MinMaxObserver
     return kind.with_args(eps=_SMALLEST_SCALE)

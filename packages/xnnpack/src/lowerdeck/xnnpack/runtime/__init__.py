@@ -1,1 +1,1 @@
-"""The runtime half: payloads computed in Python with torch's kernels."""
+"""Reference runtime: executes payloads in Python with torch's kernels."""

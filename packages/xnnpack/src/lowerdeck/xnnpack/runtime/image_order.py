@@ -1,4 +1,4 @@
-"""Find the values of a payload that are stored with channels last."""
+"""Infer which payload values have the channels-last layout."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MAKES_NONE = frozenset(
 
 
 def images(graph: XnnGraph, channels_last: Collection[int]) -> frozenset[int]:
-    """Return the ids of the values that are stored with channels last.
+    """Return the ids of the values with the channels-last layout.
 
-    A payload does not record it: convolutions and pools produce images, transpositions convert the
-    layout, all other operators keep it. A transposition of the model itself with the same
-    permutation is taken for a conversion; the order is used in reports only.
+    Payloads do not record layouts: convolutions and pools produce images, transpositions convert
+    the layout, other operators keep it. A transposition of the model with the same permutation is
+    mistaken for a conversion; the result is used in reports only.
 
     Args:
-        channels_last: Positions of the arguments that the program stores with channels last.
+        channels_last: Positions of the channels-last arguments.
     """
     image_ids = {value.id for value in graph.values if value.external_id in channels_last}
     for node in graph.nodes:

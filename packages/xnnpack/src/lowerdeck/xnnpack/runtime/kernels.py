@@ -1,4 +1,4 @@
-"""Kernels of the nodes in torch: a reference, not optimised for speed."""
+"""Reference kernels of the nodes in torch."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ MOST_ELEMENTS = 2**31
 
 
 def bounded(*sizes: int) -> None:
-    """Raise ``DelegateRunError`` for a result that is too large, before it is allocated."""
+    """Raise ``DelegateRunError`` for a result that is too large to allocate."""
     if math.prod(max(size, 0) for size in sizes) > MOST_ELEMENTS:
         raise DelegateRunError(f"a result of sizes {list(sizes)} exceeds the limit on elements")
 
 
 def _pixels(value: Tensor) -> Tensor:
-    """Return an image in torch's order."""
+    """Return an image as N, C, H, W."""
     if value.dim() != 4:
         raise DelegateRunError(f"4 dimensions are needed, found {value.dim()}")
     return value.permute(0, 3, 1, 2)
 
 
 def _memory(value: Tensor) -> Tensor:
-    """Return an image in XNNPACK's order."""
+    """Return an image as N, H, W, C."""
     return value.permute(0, 2, 3, 1).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Stored elements as real numbers and back: the runtime computes on real numbers throughout."""
+"""Dequantise stored elements, and round results: the runtime computes in real numbers."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _STORED = {
     XnnDatatype.QCINT4: torch.uint8,
     XnnDatatype.QBINT4: torch.uint8,
 }
-"""Datatypes of constants and the dtype that their bytes are read as."""
+"""dtype of the stored bytes of each constant datatype."""
 COMPUTED = frozenset({*_STORED, XnnDatatype.QDINT8})
-"""Datatypes that this runtime knows."""
+"""Datatypes that this runtime supports."""
 PROGRAM_DTYPES = {
     kind: _STORED[kind]
     for kind in (XnnDatatype.FP32, XnnDatatype.FP16, XnnDatatype.BF16, XnnDatatype.QINT8)
 }
-"""Datatypes of arguments, and the dtype that the program's tensors have."""
+"""dtype of the program's tensor for each argument datatype."""
 _FOUR_BITS = (XnnDatatype.QCINT4, XnnDatatype.QBINT4)
 _LEAST, _MOST = -128, 127
 
@@ -45,7 +45,7 @@ def stored_constant(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Ten
     """Return a constant as real numbers; an integer bias stays integer.
 
     Args:
-        value: A value with data.
+        value: A constant value.
         named: The file's named data.
 
     Raises:
@@ -58,8 +58,8 @@ def stored_constant(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Ten
         if value.dtype in _FOUR_BITS:
             count = torch.Size(value.shape).numel()
             halves = view_tensor(data, dtype, (-(-count // 2),)).to(torch.int16)
-            both = torch.stack([halves & 15, halves >> 4], 1).reshape(-1)[:count] - 8
-            stored = both.reshape(value.shape)
+            nibbles = torch.stack([halves & 15, halves >> 4], 1).reshape(-1)[:count] - 8
+            stored = nibbles.reshape(value.shape)
         else:
             stored = view_tensor(data, dtype, value.shape)
     except ValueError as error:
@@ -107,7 +107,7 @@ def _data(graph: XnnGraph, constant: XnnConstant, named: Named) -> memoryview:
 
 
 def channel_scales(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tensor | None:
-    """Return the scales of a filter's channels, None for a filter of floats or of groups."""
+    """Return per-channel scales of a filter, None for float or grouped filters."""
     if value.encoding.scheme == "tensor":
         return torch.tensor(value.encoding.scale)
     return _scales(graph, value, named) if value.encoding.scheme == "channel" else None
@@ -129,13 +129,13 @@ def stored(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
 
 
 def rounded(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
-    """Round real numbers to those that a value can represent.
+    """Round to the numbers that a value can represent.
 
     Args:
-        numbers: What a node computed, in float32.
+        numbers: Result of a node in float32.
 
     Returns:
-        float32 numbers: those nearest that the value's datatype and scale can express.
+        The nearest numbers in the value's datatype and scale, as float32.
     """
     if value.dtype is XnnDatatype.FP32:
         return numbers
@@ -162,11 +162,11 @@ def _rounded_at_run_time(numbers: torch.Tensor, dims: int) -> torch.Tensor:
 def bias_factor(
     node: XnnNode, values: Mapping[int, XnnValue], graph: XnnGraph, named: Named
 ) -> torch.Tensor | None:
-    """Return the factor by which the runtime multiplies a layer's bias, None for 1.
+    """Return the factor by which the runtime multiplies a layer's bias, or None.
 
-    The unit of an integer bias is the input's scale times the filter's. If the input and the bias
-    are float and the filter is integer, the runtime multiplies the bias by the filter's scales as
-    well; compilers divide by them in advance.
+    The unit of an integer bias is the input's scale times the filter's. If input and bias are
+    float and the filter is integer, the runtime also multiplies the bias by the filter's scales;
+    compilers divide by them in advance.
     """
     if node.operator not in _LAYERS or len(node.inputs) < 3:
         return None

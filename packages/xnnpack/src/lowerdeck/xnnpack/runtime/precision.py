@@ -1,4 +1,4 @@
-"""Precision of the result of each node of a payload."""
+"""Precision of node results."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lowerdeck.serializer import XnnDatatype, XnnNode, XnnValue
 _RELATIVE = {
     XnnDatatype.FP16: 2.0**-10,
     XnnDatatype.BF16: 2.0**-7,
-    # The scales of groups are bfloat16. Their errors are random, and the sum of a row's is seldom
-    # more than this part of the largest result.
+    # Group scales are bfloat16. Their rounding errors are random, and sum up to rarely more than
+    # this fraction of the largest result.
     XnnDatatype.QBINT4: 2.0**-8,
 }
-"""Rounding error of a datatype, in a result or a filter, relative to the largest number."""
+"""Relative rounding error of a datatype, in a result or a filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class Precision:
     """Precision of a node's result.
 
     Attributes:
-        step: Distance of neighbouring numbers, None for floats and for steps found at run time.
+        step: Quantisation step, None for floats and for dynamic steps.
         zero_point: The integer that represents 0.0.
-        limits: The smallest integer and the largest.
-        at_run_time: Whether the step of each row or image is found at each call.
+        limits: Smallest and largest integer.
+        at_run_time: Whether the step is computed per row or image at run time.
         relative: Largest error, relative to the largest number.
     """
 

@@ -1,4 +1,4 @@
-"""The runtime half of the XNNPACK backend, in Python: a reference for the official runtime."""
+"""Reference runtime of the XNNPACK backend in Python."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _FAULTS = (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError)
 
 @dataclass(frozen=True, slots=True)
 class LoadedPayload:
-    """A payload that was checked and is ready to run.
+    """A validated payload, ready to run.
 
     Attributes:
         constants: The tensors of its constant values, by id.
-        inputs: The values that the caller fills; ``external_id`` is their position.
-        outputs: The values that it returns, in order.
-        channels_last: Positions of the channels-last arguments. The
-            official runtime takes the dim order from the program's tensors; this one has only the
-            payload, so the compiler appends the positions to its version string.
-        images: Ids of the values that are stored with channels last.
-        factors: Factor of each node's bias, by the node's number.
+        inputs: Input values; ``external_id`` is the argument's position.
+        outputs: Output values, in order.
+        channels_last: Positions of the channels-last arguments, which the compiler appends to the
+            payload's version string: only the official runtime sees the dim order of the program's
+            tensors.
+        images: Ids of the values with the channels-last layout.
+        factors: Bias factor of each node, by node number.
         values: All values by id.
     """
 
@@ -62,12 +62,12 @@ class LoadedPayload:
 
     @property
     def input_count(self) -> int:
-        """How many arguments of the call come before the outputs, tensors or not."""
+        """Number of arguments before the outputs, including non-tensors."""
         return self.graph.num_externs - len(self.outputs)
 
 
 class XnnpackRuntime:
-    """Executes payloads with torch's kernels, node by node: slowly, and with every check."""
+    """Executes payloads node by node with torch's kernels, with all checks."""
 
     def init(
         self,
@@ -75,10 +75,10 @@ class XnnpackRuntime:
         compile_specs: Sequence[CompileSpec],  # noqa: ARG002  (the payload says all)
         named_data: Mapping[str, memoryview],
     ) -> LoadedPayload:
-        """Return the payload, read and checked.
+        """Return the decoded and validated payload.
 
         Args:
-            blob: A payload of this package or of ExecuTorch, float or quantised.
+            blob: A payload of this package or of ExecuTorch.
 
         Returns:
             The handle for ``execute``.
@@ -120,15 +120,15 @@ class XnnpackRuntime:
         )
 
     def input_count(self, handle: LoadedPayload) -> int:
-        """Return how many inputs a payload takes."""
+        """Return the number of inputs of a payload."""
         return handle.input_count
 
     def event_names(self, handle: LoadedPayload) -> dict[int | str, str]:
-        """Return what each debug identifier of a payload computes, such as ``"Conv2d"``."""
+        """Return the operator name of each debug identifier, such as ``"Conv2d"``."""
         return {node.debug_handle: node.operator.label for node in handle.graph.nodes}
 
     def event_precision(self, handle: LoadedPayload) -> dict[int | str, Precision]:
-        """Return the precision of what each node computes, where it is less than float32's."""
+        """Return the precision of each node with less than float32 precision."""
         precisions = {
             node.debug_handle: precision_of(node, handle.values) for node in handle.graph.nodes
         }
@@ -138,13 +138,13 @@ class XnnpackRuntime:
         """Return the outputs for ``inputs``.
 
         Args:
-            inputs: The arguments of the call; those that are sizes are ignored.
+            inputs: The arguments of the call; sizes are ignored.
 
         Returns:
             New tensors, in order.
 
         Raises:
-            DelegateInputError: Another number of inputs, or another dtype, than was compiled for.
+            DelegateInputError: Number or dtypes of the inputs differ from the compiled ones.
             DelegateRunError: A node cannot be computed on these inputs.
         """
         return self.execute_logged(handle, inputs, _no_log)
@@ -152,7 +152,7 @@ class XnnpackRuntime:
     def execute_logged(
         self, handle: LoadedPayload, inputs: Sequence[torch.Tensor], log: Callable[..., None]
     ) -> list[torch.Tensor]:
-        """Return the outputs for ``inputs`` and report every node.
+        """Return the outputs for ``inputs``, logging every node.
 
         Args:
             inputs: The arguments of the call.
@@ -203,18 +203,18 @@ class XnnpackRuntime:
 
 
 def _bytes_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to read an argument as: bools are read as 0 and 1."""
+    """Return the dtype to view an argument as: bools are viewed as 0 and 1."""
     is_bool = tensor.dtype == torch.bool and dtype == torch.int8
     return dtype if is_bool else tensor.dtype
 
 
 def _arranged(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Return a tensor with its dimensions permuted from the other layout to this one."""
+    """Return a tensor permuted from the other layout to this one."""
     return tensor.permute(conversion(tensor.dim(), layout)) if tensor.dim() > 2 else tensor
 
 
 def _no_log(*_: object) -> None:
-    """Ignore a report."""
+    """Discard a log entry."""
 
 
 def _run(
@@ -280,7 +280,7 @@ def _channels_last(version: str) -> frozenset[int]:
 
 
 def _check_order(graph: XnnGraph, defined: set[int]) -> None:
-    """Refuse a graph whose nodes are not in an order in which they can run."""
+    """Refuse a graph whose nodes are not in topological order."""
     for node in graph.nodes:
         missing = [value_id for value_id in node.inputs if value_id not in defined]
         if missing:
