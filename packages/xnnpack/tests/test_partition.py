@@ -70,8 +70,8 @@ MANY = torch.zeros(65, dtype=torch.int64)
         (lambda x: F.max_pool2d(x[0], 2), "4 dimensions"),
         (lambda x: x.reshape(1, 1, 1, 2, 3, 4, 5) * 2, "6 are allowed"),
         (lambda x: torch.addmm(x[0, 0], x[0, 1, :, :4], x[0, 2]), "not a single row"),
-        (lambda x: torch.ops.aten.elu(x, 1.0, 1.0, -0.5), "scaled by a positive number"),
-        (lambda x: x.var(1, correction=3), "divides by 0"),
+        (lambda x: torch.ops.aten.elu(x, 1.0, 1.0, -0.5), "exponent is not positive"),
+        (lambda x: x.var(1, correction=3), "divisor is not positive"),
         (lambda x: torch.relu(x[..., MANY]), "more than 64 indices"),
     ],
 )

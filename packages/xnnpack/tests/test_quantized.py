@@ -135,7 +135,7 @@ def test_what_only_weights_tell_is_logged(caplog: pytest.LogCaptureFixture) -> N
         (lambda x: qd.quantize_per_tensor(x, 0.1, 3, 0, 255, torch.uint8), "uint8"),
         (lambda x: qd.quantize_per_tensor(x, 0.1, 3, -127, 127, torch.int8), "-127 to 127"),
         (lambda x: qd.choose_qparams.tensor(x, -127, 127, 0.1, torch.int8)[0], "-127 to 127"),
-        (by_tensor, "rounds only inside integer layers"),
+        (by_tensor, "quantises rows only inside integer layers"),
     ],
 )
 def test_what_the_runtime_lacks_is_left_with_a_reason(

@@ -79,7 +79,7 @@ def literal(argument: Any) -> bool | int | float | str | None:
     if isinstance(argument, torch.dtype):
         if argument not in SCALAR_TYPES:
             raise UnsupportedError(
-                f"a program has no number for {argument}, which an operator is called with: keep "
+                f"the file format has no code for the argument {argument} of an operator: keep "
                 "its bytes as torch.uint8 in the model, or give the node to a delegate"
             )
         return int(SCALAR_TYPES[argument])

@@ -151,7 +151,7 @@ class _Reader:
                 return value
             if isinstance(meta, SYMBOLS):
                 raise UnsupportedError(
-                    f"method {self._name!r}: input {node.name!r} is a number that varies, but the "
+                    f"method {self._name!r}: input {node.name!r} is a dynamic number, but the "
                     "runtime accepts only the traced value: pass a 0-dim tensor and call item() "
                     "on it in the model"
                 )

@@ -157,7 +157,7 @@ def _check(name: str, tensor: torch.Tensor) -> None:
         )
     if tensor.dtype not in SCALAR_TYPES:
         raise UnsupportedError(
-            f"{name!r} is a tensor of {tensor.dtype}, of which a program cannot hold elements: "
+            f"{name!r} is a tensor of {tensor.dtype}, which the file format does not support: "
             "keep its bytes as torch.uint8 in the model, or give its users to a delegate"
         )
     if tensor.dim() > _MAX_RANK:

@@ -196,7 +196,7 @@ def _input_encoding(node: fx.Node, dtype: torch.dtype) -> XnnEncoding:
     readers = [user for user in node.users if name_of(user) == DEQUANTIZE]
     if not readers:
         raise UnsupportedNodeError(
-            f"XnnpackBackend cannot take the integers {node.name}, which nothing dequantises"
+            f"XnnpackBackend cannot take the integer input {node.name}: no node dequantises it"
         )
     return static_encoding(readers[0])
 

@@ -60,7 +60,9 @@ def integer_weights(
 def _refusal(layer: Node, source: Node, weight: Node) -> str | None:
     if layer.target in CONVOLUTIONS:
         rounded = name_of(source) in QUANTIZATION
-        return None if rounded else "XNNPACK convolves no floats with integer weights"
+        return (
+            None if rounded else "XNNPACK has no convolution of float inputs with integer weights"
+        )
     group, args = _group_size(weight), arguments_of(weight)
     if group and not reads_rows_of(layer, weight):
         # Per-group scales cannot be transposed: the weight is converted to float.

@@ -300,7 +300,7 @@ def _leave_unread(reasons: Reasons, constants: Collection[str], whole: MatchedGr
         changed = False
         for node in reversed([node for node, reason in reasons.items() if reason is None]):
             for other, why in _companions(node, constants, whole):
-                if reasons.get(other, "it is not taken") is not None:
+                if reasons.get(other, "it is not delegated") is not None:
                     reasons[node], changed = why or reasons[other], True
                     break
 
@@ -318,7 +318,7 @@ def _companions(
         if packs and is_weight(source, constants):
             yield source, f"its weight {source.name} is left to other kernels"
         if dynamic and source.op == "call_function" and is_dynamic(chosen_by(source)):
-            yield source, f"{source.name}, which rounds it, is left to other kernels"
+            yield source, f"{source.name}, which quantises it, is left to other kernels"
         if whole.sources.get(source) == ():
             yield source, None  # added for a restored layer only
 

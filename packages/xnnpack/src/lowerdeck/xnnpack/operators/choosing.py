@@ -129,7 +129,8 @@ def _choose(e: Emission, x: Tracked, call: Call) -> Tracked:
     indices = [int(index) for index in e.constant(_indices(call))]
     if any(not -size <= index < size for index in indices):
         raise UnsupportedNodeError(
-            f"{describe_node(call.node)} chooses indices out of the {size} of dimension {axis}"
+            f"{describe_node(call.node)} has indices out of range for dimension {axis} of size "
+            f"{size}"
         )
     return chosen(e, x, axis, [index % size for index in indices])
 

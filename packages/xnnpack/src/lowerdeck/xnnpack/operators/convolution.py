@@ -97,7 +97,7 @@ def _emit(emission: Emission, call: Call) -> None:
         if emission.writes.is_int8:
             _emit_static(emission, call, settings, stored)
             return
-        why = "XNNPACK convolves no floats with integer weights"
+        why = "XNNPACK has no convolution of float inputs with integer weights"
         if reads_rounded_rows(call.node) and len(settings.windows) == 2:
             try:
                 _emit_dynamic(emission, call, settings, stored)

@@ -76,7 +76,7 @@ def _silu_scale_refusal(call: Call, scales: Scales) -> str | None:
     # than a step of the result, so that both round to the same or adjacent integers. Inputs above
     # 255 steps of the result saturate, those below do not.
     if (source.zero_point + 128) * source.scale > 500 * result.scale:
-        return "its input goes further down than its result goes up"
+        return "its negative inputs are too large for the scale of its result"
     return scale_refusal(XnnOperator.MULTIPLY, call, Scales((source, _UNIT), result))
 
 
@@ -108,7 +108,7 @@ def _elu_numbers(call: Call) -> tuple[float, float, float]:
 
 def _elu_refusal(call: Call) -> str | None:
     if call.args.get("alpha", 1) == 0 or not _elu_numbers(call)[2] > 0:
-        return "its exponent is not scaled by a positive number"
+        return "the factor of its exponent is not positive, or its alpha is 0"
     return None
 
 
@@ -141,7 +141,7 @@ def _softplus(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _softplus_refusal(call: Call) -> str | None:
     if not call.args["beta"] > 0 or not call.args["threshold"] >= _LINEAR:
-        return f"its factor is not positive, or it is made linear before {_LINEAR}"
+        return f"its beta is not positive, or its threshold is below {_LINEAR}"
     return None
 
 
@@ -237,7 +237,7 @@ def _slope_encoding(
     magnitude = (source.zero_point + 128) * source.scale
     # A single slope is exact as the largest 8-bit integer; several are off by half a step.
     if slope.numel() > 1 and magnitude * largest / 254 >= emission.writes.scale:
-        raise FloatNeededError("its slopes, in 8 bits, would make its result a step wrong")
+        raise FloatNeededError("its slopes, rounded to 8 bits, would change its result by a step")
     return int8(largest / 127 if largest else 1.0)
 
 

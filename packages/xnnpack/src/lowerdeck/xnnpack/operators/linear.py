@@ -189,7 +189,7 @@ def _layer(refusal: Refusal, source: str, weight: str, bias: str, flags: int = 0
     return Operator(emit, refusal, int8_refusal=int8_refusal, packs=packs, **_OPTIONS)
 
 
-_SYMBOLIC = "its width is symbolic, and rows of no elements end the runtime's process"
+_SYMBOLIC = "its width is symbolic, and empty rows crash the runtime"
 _OPTIONS: Mapping[str, Any] = {"integers": Integers.CHOOSES, "clamps": True}
 LINEAR: Table = table(
     {

@@ -154,11 +154,11 @@ def _choose_refusal(call: Call) -> str | None:
     kind = str(args.get("mapping_type", "ASYMMETRIC"))
     # The runtime's asymmetric per-row scales are never coarser than these.
     if kind not in ("ASYMMETRIC", "SYMMETRIC"):
-        return f"its scales are chosen by the rule {kind}; the runtime's are asymmetric"
+        return f"its scales have the mapping type {kind}; the runtime's are asymmetric"
     block = args.get("block_size")
     shape = call.shape("input")
     if block is not None and str(block[-1]) != str(shape[-1]):
-        return f"its blocks are {list(block)}; the runtime finds one scale for each row"
+        return f"its blocks are {list(block)}; the runtime computes one scale per row"
     low, high = args.get("quant_min"), args.get("quant_max")
     # Seven bits only prevent overflow of accumulators on some processors.
     if (low, high) not in ((-128, 127), (-64, 63), (None, None)):
@@ -180,7 +180,9 @@ def unrounded(node: Node, is_multiplied: Callable[[Node], bool]) -> str | None:
     reader = unrounded_reader(node, (*_ROUND, *_UNROUND), is_multiplied)
     if reader is None:
         return None
-    return f"{reader.name} reads the rows, and the runtime rounds only inside integer layers"
+    return (
+        f"{reader.name} reads the rows, and the runtime quantises rows only inside integer layers"
+    )
 
 
 def _unrounded(call: Call) -> str | None:

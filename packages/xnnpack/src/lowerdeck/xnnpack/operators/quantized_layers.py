@@ -66,7 +66,7 @@ def store_static(
     if bias is not None:
         sums = (bias.reshape(-1).float().double() / products).round()
         if bool((sums.abs() > _INT32).any()) or not bool(torch.isfinite(sums).all()):
-            raise FloatNeededError("its bias is beyond the integers of its sums")
+            raise FloatNeededError("its bias overflows int32 at the scale of its sums")
     filter_id = (
         emission.stored_constant(filters.data, int8(float(filters.scales)), packed=True)
         if single

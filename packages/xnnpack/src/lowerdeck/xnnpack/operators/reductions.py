@@ -221,7 +221,7 @@ def _results_refusal(call: Call) -> str | None:
         return "its results are used as a list"
     if not isinstance(call.args.get("correction"), (int, float, type(None))):
         return "its correction is not a plain number"
-    return None if _count(call) > _correction(call) else "it divides by 0, or by less"
+    return None if _count(call) > _correction(call) else "its divisor is not positive"
 
 
 def _count(call: Call) -> int:

@@ -102,7 +102,7 @@ def _as_strided_refusal(call: Call) -> str | None:
         step *= length
     fits = all(a == b or n == 1 for a, b, n in zip(stride, expected[::-1], size, strict=True))
     if not fits or step != value.numel() or first or not value.is_contiguous():
-        return "it reads the memory in another order"
+        return "its strides are not those of a contiguous view"
     return None
 
 

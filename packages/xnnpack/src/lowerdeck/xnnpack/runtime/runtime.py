@@ -275,7 +275,7 @@ def _channels_last(version: str) -> frozenset[int]:
     _, mark, positions = version.partition(LAYOUT_MARK)
     words = positions.split(" ")[1:] if mark else []
     if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
-        raise BlobError(f"the version's text {version[:60]!r} does not list positions")
+        raise BlobError(f"the version string {version[:60]!r} does not list positions")
     return frozenset(map(int, words))
 
 
