@@ -37,7 +37,9 @@ def test_what_is_read_by_others_is_rounded_outside(name: str) -> None:
     partitioner = XnnpackPartitioner()
     inputs = torch.randn(3, 16), torch.randn(3, 16)
     lower(Function(OTHERS[name], IntegerWeight(5, 16)), inputs, partitioner)
-    assert any("quantises rows only inside integer layers" in why for why in partitioner.refused.values())
+    assert any(
+        "quantises rows only inside integer layers" in why for why in partitioner.refused.values()
+    )
 
 
 def test_layers_of_integers_round_by_themselves() -> None:

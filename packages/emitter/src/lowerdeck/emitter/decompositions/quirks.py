@@ -203,7 +203,7 @@ def _part_sizes(self: torch.Tensor, split_size: Any, dim: int) -> list[Any]:
     whole = self.size(dim)
     if is_known(whole == 0):
         return [whole]
-    # The number of parts is fixed in the program: torch has a guard on it.
+    # torch guards on the number of parts, so it is static.
     count = int((whole + split_size - 1) // split_size)
     return [split_size] * (count - 1) + [whole - split_size * (count - 1)]
 

@@ -152,7 +152,7 @@ def _check(name: str, tensor: torch.Tensor) -> None:
         )
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnsupportedError(
-            f"{name!r} is a {tensor.layout} tensor of {tensor.dtype}; the runtime knows only "
+            f"{name!r} is a {tensor.layout} tensor of {tensor.dtype}; the runtime supports only "
             "strided, unquantized tensors: call to_dense() or dequantize() in the model"
         )
     if tensor.dtype not in SCALAR_TYPES:

@@ -33,7 +33,7 @@ class Storage:
     Attributes:
         nbytes: Size in bytes, the upper bound where shapes vary.
         role: Purpose of the bytes.
-        name: Name of the first tensor in it, for messages and pictures.
+        name: Name of the first tensor in it, for messages and reports.
         memory_id: Planned memory that holds it, from 1; 0 before planning.
         offset: Offset in bytes in that memory.
     """

@@ -32,7 +32,7 @@ def drop_dead_code(method: Method) -> None:
 
 
 def _sweep(block: Block, live: set[Value]) -> None:
-    """Remove dead code in ``block``; add the values that the rest reads to ``live``."""
+    """Remove dead code in ``block``; add the values that live operations read to ``live``."""
     live.update(values_in(block.results))
     kept: list[Operation] = []
     for operation in reversed(block.body):

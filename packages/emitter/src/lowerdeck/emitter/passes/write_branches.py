@@ -23,9 +23,8 @@ def write_branches(method: Method) -> None:
 
     Otherwise each branch ends with one copy for each result.
 
-    Requires:
-        Kernels are selected, views share memory. This pass ends the functional form: the result
-        is written in both branches.
+    Requires: Kernels are selected, views share memory. After this pass the IR is not in SSA form:
+        results are written in both branches.
 
     Ensures:
         A branch copies a result only if it is computed outside, aliases other memory, or differs

@@ -37,7 +37,7 @@ def match_taken(
     kept: Collection[str] | None = None,
     decisions: Mapping[Node, Decision] = MappingProxyType({}),
 ) -> MatchedGraph:
-    """Return a program's graph with decomposed operators that XNNPACK supports restored.
+    """Return a program's graph in which decomposed operators that XNNPACK supports are restored.
 
     Args:
         constants: Names of constant placeholders.
