@@ -216,7 +216,8 @@ def _store_note(program: ExportedProgram, key: str, notes: Mapping[str, Any]) ->
 def _drop_aliases(program: ExportedProgram) -> None:
     """Erase pass-through aliases (``is_pass_through``) that decomposition would drop.
 
-    These are unused ones and those of mutated memory. A mutated argument that is not used after its module returned it is marked as a result.
+    These are unused ones and those of mutated memory. A mutated argument that is not used after
+    its module returned it is marked as a result.
     """
     graphs = [module.graph for module in graphs_of(program.graph_module)]
     aliases = [(graph, node) for graph in graphs for node in graph.nodes if is_pass_through(node)]
