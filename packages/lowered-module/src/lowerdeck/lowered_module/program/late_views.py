@@ -119,6 +119,7 @@ class _Pass:
         for node in self._graph.nodes:
             if node.target in _ASKING:
                 _give_asked_sizes(node)
+        moved = [self._is_moved_before_split(node) for node in list(self._graph.nodes)]
         parts = _parts_of(self._graph)
         wanted_nodes = _wanted(self._graph, parts)
         attentions = [node for node in wanted_nodes if node.target is ATTENTION]
@@ -128,9 +129,62 @@ class _Pass:
                 self._graph.erase_node(node)
             parts = _parts_of(self._graph)
             wanted_nodes = _wanted(self._graph, parts)
-        if lines or wanted_nodes:
+        if lines or any(moved) or wanted_nodes:
             self._merge_late(parts, wanted_nodes)
-        return bool(lines or wanted_nodes) | _lay_out(self._graph)
+        return bool(lines or any(moved) or wanted_nodes) | _lay_out(self._graph)
+
+    def _is_moved_before_split(self, node: Node) -> bool:
+        """Move an operation before a view that a later one undoes; return whether that was done.
+
+        Swin splits windows into images and windows of an image to add the mask of the latter.
+        """
+        view = next((x for x in node.all_input_nodes if x.target in _VIEWS), None)
+        if view is None or not _is_undone(node, view, view):
+            return False
+        source: Any = view.args[0]
+        parts = merged_sizes(shape_of(view), shape_of(source))
+        if parts is None or len(_dynamic(flat_sizes(parts))) < SEVERAL:
+            return False
+        with self._graph.inserting_before(node):
+            operands = [
+                source if x is view else self._merged_operand(x, view, parts) for x in node.args
+            ]
+            if None in operands:
+                return False
+            result = self._call(node, node.target, tuple(operands), shape_of(source), node.kwargs)
+            split = self._call(view, view.target, (result, *view.args[1:]), shape_of(view))
+        for user in list(node.users):
+            if user.target in _VIEWS:
+                user.replace_all_uses_with(result)
+                self._graph.erase_node(user)
+        node.replace_all_uses_with(split)
+        self._graph.erase_node(node)
+        self._replaced |= {view, split}
+        return True
+
+    def _merged_operand(self, operand: Any, view: Node, parts: Parts) -> Any:
+        """Return an operand that broadcasts against a view's source; None if there is none."""
+        if not _is_tensor(operand):
+            return operand
+        asked: Any = view.args[1]
+        before = (1,) * (len(asked) - len(shape_of(operand))) + shape_of(operand)
+        wide: list[Any] = []
+        shape: list[Any] = []
+        for part, size in zip(parts, shape_of(view.args[0]), strict=True):
+            is_unit = all(map(is_one, before[len(wide) : len(wide) + len(part)]))
+            wide += [1] * len(part) if is_unit else part
+            shape.append(1 if is_unit else size)
+        sizes = [
+            new if is_one(new) else -1 if equal_sizes([old], [new]) else asked[at]
+            for at, (old, new) in enumerate(zip(before, wide, strict=True))
+        ]
+        # Only a size that the operand already has can be kept.
+        is_known = all(a != -1 or not is_one(b) for a, b in zip(sizes, before, strict=True))
+        if sum(map(varies, shape)) > 1 or len(wide) != len(asked) or not is_known:
+            return None
+        repeated = self._call(operand, _aten.expand_copy.default, (operand, sizes), wide)
+        merged = [-1 if varies(size) else int(size) for size in shape]
+        return self._call(operand, _aten.view.default, (repeated, merged), shape)
 
     def _merge_late(self, parts: Mapping[Node, Parts], wanted_nodes: Container[Node]) -> None:
         for node in list(self._graph.nodes):
@@ -419,7 +473,7 @@ def _parts_of(graph: Graph) -> dict[Node, Parts]:
             source = node.args[0]
             before = flat_sizes(found[source]) if source in found else shape_of(source)
             parts = merged_sizes(before, shape_of(node))
-            if parts is not None and sum(map(varies, flat_sizes(parts))) < SEVERAL:
+            if parts is not None and not _spares_views(parts):
                 parts = None
         elif node.target in PRODUCTS:
             parts = product_parts(node, found)
@@ -431,6 +485,36 @@ def _parts_of(graph: Graph) -> dict[Node, Parts]:
         if parts is not None:
             found[node] = parts
     return found
+
+
+def _is_undone(node: Node, operand: Node, view: Node) -> bool:
+    """Return whether one operand is the largest, and readers undo a view or do likewise."""
+    if node.target not in BROADCASTS:
+        return False
+    source: Any = view.args[0]
+    alike = [x for x in node.all_input_nodes if _is_tensor(x) and is_like(x, node)]
+    return alike == [operand] and all(
+        is_like(user, source) if user.target in _VIEWS else _is_undone(user, node, view)
+        for user in node.users
+    )
+
+
+def _is_tensor(operand: Any) -> bool:
+    return isinstance(operand, Node) and isinstance(operand.meta["val"], torch.Tensor)
+
+
+def _spares_views(parts: Parts) -> bool:
+    """Return whether unmerged sizes may save views.
+
+    Reshapes carry one dynamic size into which all are merged; three unmerged ones leave too few
+    dimensions for heads of attention.
+    """
+    dynamic = [sum(map(varies, part)) for part in parts if any(map(varies, part))]
+    return sum(dynamic) >= SEVERAL and dynamic != [_WINDOWS]
+
+
+_WINDOWS = 3
+"""Dynamic sizes of the windows of a batch of images: batch, rows and columns."""
 
 
 def _wanted(graph: Graph, parts: Mapping[Node, Parts]) -> set[Node]:

@@ -1,0 +1,50 @@
+"""Views of dynamic sizes that move past the operations between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from lowerdeck.lowered_module.program.late_views import with_late_views
+from lowerdeck_zoo import Of, exported
+
+MOVED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mask": lambda x, mask: x + mask,
+    "twice": lambda x, mask: (x + mask) * mask[0],
+    "numbers": lambda x, _: (x - 2) * 3,
+    "reversed": lambda x, mask: mask - x,
+    "of an image": lambda x, _: x + torch.ones(x.shape[0], 1, 1, 1, 1),
+}
+KEPT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "read as images": lambda x, mask: (x + mask).sum(1, keepdim=True) + x,
+    "not elementwise": lambda x, mask: torch.softmax(x + mask, 1),
+}
+
+
+@pytest.mark.parametrize("name", [*MOVED, *KEPT])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_view_that_is_undone_moves_behind_what_broadcasts(name: str, is_known: bool) -> None:
+    function = {**MOVED, **KEPT}[name]
+
+    def split(x: Tensor, image: Tensor, mask: Tensor) -> Tensor:
+        batch = image.shape[0] if is_known else -1
+        split = torch.relu(x).view(batch, mask.shape[1], 2, 4, 4)
+        return torch.sigmoid(function(split, mask).view(-1, 2, 4, 4))
+
+    def inputs(batch: int, windows: int) -> Any:
+        x, image = torch.randn(batch * windows, 2, 4, 4), torch.ones(batch)
+        return x, image, torch.randn(1, windows, 1, 4, 4)
+
+    dims = (({0: Dim.AUTO}, {0: Dim.AUTO}, {1: Dim.AUTO}),)
+    program = exported(Of(split), *inputs(2, 3), dynamic_shapes=dims).run_decompositions({})
+    late = with_late_views(program)
+    views = late.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default)
+    assert all(len(view.meta["val"].shape) < 5 for view in views) is (name in MOVED and is_known)
+    for sizes in ((2, 3), (5, 4), (2, 7)):
+        x = inputs(*sizes)
+        torch.testing.assert_close(late.module()(*x), Of(split)(*x))
