@@ -49,20 +49,14 @@ from lowerdeck.lowered_module.program.view_rules import (
     MOVES,
     PRODUCTS,
     RULES,
+    VIEWS,
     broadcast_parts,
     product_parts,
+    unmerged_sizes,
 )
 from lowerdeck.torch_base import arguments_of, expression_of, is_channels_last, new_fake, varies
 
 _aten = torch.ops.aten
-_VIEWS = frozenset(
-    {
-        *(_aten.view.default, _aten._unsafe_view.default, _aten.view_copy.default),
-        *(_aten.reshape.default, _aten.flatten.using_ints, _aten.unflatten.int),
-        *(_aten.squeeze.dim, _aten.squeeze.dims, _aten.unsqueeze.default),
-        *(_aten.squeeze_copy.dim, _aten.squeeze_copy.dims, _aten.unsqueeze_copy.default),
-    }
-)
 _LINES: Mapping[Any, Any] = {
     _aten.conv1d.default: _aten.conv2d.default,
     _aten.conv1d.padding: _aten.conv2d.padding,
@@ -85,7 +79,7 @@ def with_late_views(program: ExportedProgram) -> ExportedProgram:
 def _may_change(node: Node) -> bool:
     if node.target in _LINES:
         return _is_line(node)
-    return _is_left_resize(node) or (node.target in _VIEWS and sizes_merged_by(node) is not None)
+    return _is_left_resize(node) or (node.target in VIEWS and sizes_merged_by(node) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +114,14 @@ class _Pass:
             if node.target in _ASKING:
                 _give_asked_sizes(node)
         moved = [self._is_moved_before_split(node) for node in list(self._graph.nodes)]
-        parts = _parts_of(self._graph)
+        parts = unmerged_sizes(self._graph)
         wanted_nodes = _wanted(self._graph, parts)
         attentions = [node for node in wanted_nodes if node.target is ATTENTION]
         if attentions:
             for node in attentions:
                 write_out(node, None, {})
                 self._graph.erase_node(node)
-            parts = _parts_of(self._graph)
+            parts = unmerged_sizes(self._graph)
             wanted_nodes = _wanted(self._graph, parts)
         if lines or any(moved) or wanted_nodes:
             self._merge_late(parts, wanted_nodes)
@@ -138,7 +132,7 @@ class _Pass:
 
         Swin splits windows into images and windows of an image to add the mask of the latter.
         """
-        view = next((x for x in node.all_input_nodes if x.target in _VIEWS), None)
+        view = next((x for x in node.all_input_nodes if x.target in VIEWS), None)
         if view is None or not _is_undone(node, view, view):
             return False
         source: Any = view.args[0]
@@ -154,7 +148,7 @@ class _Pass:
             result = self._call(node, node.target, tuple(operands), shape_of(source), node.kwargs)
             split = self._call(view, view.target, (result, *view.args[1:]), shape_of(view))
         for user in list(node.users):
-            if user.target in _VIEWS:
+            if user.target in VIEWS:
                 user.replace_all_uses_with(result)
                 self._graph.erase_node(user)
         node.replace_all_uses_with(split)
@@ -241,7 +235,7 @@ class _Pass:
         self, node: Node, parts: Mapping[Node, Parts], wanted_nodes: Container[Node]
     ) -> bool:
         """Keep a node's result unmerged, or replace a view; return whether that was done."""
-        if node.target in _VIEWS:
+        if node.target in VIEWS:
             return self._is_view_passed(node, wanted_nodes)
         held = [source for source in node.all_input_nodes if source in self._held]
         is_due = node in wanted_nodes or node.target in MOVES or len(held) > 1
@@ -376,7 +370,7 @@ class _Pass:
                 sizes.append(-1)
             else:
                 sizes.append(self._product(expression, sized))
-        if source.target in _VIEWS:
+        if source.target in VIEWS:
             source = source.args[0]
         return self._call(like, _aten.view.default, (source, sizes), shape)
 
@@ -464,29 +458,6 @@ def _shortened(node: Node) -> tuple[list[Node], int]:
     return [node], 0
 
 
-def _parts_of(graph: Graph) -> dict[Node, Parts]:
-    """Return the unmerged sizes of results."""
-    found: dict[Node, Parts] = {}
-    for node in graph.nodes:
-        parts = None
-        if node.target in _VIEWS:
-            source = node.args[0]
-            before = flat_sizes(found[source]) if source in found else shape_of(source)
-            parts = merged_sizes(before, shape_of(node))
-            if parts is not None and not _spares_views(parts):
-                parts = None
-        elif node.target in PRODUCTS:
-            parts = product_parts(node, found)
-        elif node.target in BROADCASTS:
-            parts = broadcast_parts(node, found)
-        elif node.target in RULES and node.args[0] in found:
-            call = RULES[node.target](node, found[cast("Node", node.args[0])])
-            parts = None if call is None else call[2]
-        if parts is not None:
-            found[node] = parts
-    return found
-
-
 def _is_undone(node: Node, operand: Node, view: Node) -> bool:
     """Return whether one operand is the largest, and readers undo a view or do likewise."""
     if node.target not in BROADCASTS:
@@ -494,27 +465,13 @@ def _is_undone(node: Node, operand: Node, view: Node) -> bool:
     source: Any = view.args[0]
     alike = [x for x in node.all_input_nodes if _is_tensor(x) and is_like(x, node)]
     return alike == [operand] and all(
-        is_like(user, source) if user.target in _VIEWS else _is_undone(user, node, view)
+        is_like(user, source) if user.target in VIEWS else _is_undone(user, node, view)
         for user in node.users
     )
 
 
 def _is_tensor(operand: Any) -> bool:
     return isinstance(operand, Node) and isinstance(operand.meta["val"], torch.Tensor)
-
-
-def _spares_views(parts: Parts) -> bool:
-    """Return whether unmerged sizes may save views.
-
-    Reshapes carry one dynamic size into which all are merged; three unmerged ones leave too few
-    dimensions for heads of attention.
-    """
-    dynamic = [sum(map(varies, part)) for part in parts if any(map(varies, part))]
-    return sum(dynamic) >= SEVERAL and dynamic != [_WINDOWS]
-
-
-_WINDOWS = 3
-"""Dynamic sizes of the windows of a batch of images: batch, rows and columns."""
 
 
 def _wanted(graph: Graph, parts: Mapping[Node, Parts]) -> set[Node]:
@@ -535,7 +492,7 @@ def _is_wanted_by(
         # In a product by rows, the other operands have no merged sizes.
         is_other = user.target in PRODUCTS and user.args[0] is not node
         return not is_other or len(parts[user][-2]) == 1
-    if user.target not in _VIEWS:
+    if user.target not in VIEWS:
         return False
     before, after = flat_sizes(parts[node]), shape_of(user)
     source_sizes, other, coarse = map(_dynamic, (before, after, shape_of(node)))
@@ -590,7 +547,7 @@ def _lay_out(graph: Graph) -> bool:
 
 def _lies_last(node: Node) -> bool:
     value = node.meta["val"]
-    is_view = node.target in _VIEWS or node.target in MOVES
+    is_view = node.target in VIEWS or node.target in MOVES
     return not is_view and isinstance(value, torch.Tensor) and is_channels_last(value)
 
 

@@ -8,18 +8,20 @@ merges into it. It returns the call on the unmerged tensor, and the parts of the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from lowerdeck.lowered_module.program.merged_sizes import (
+    SEVERAL,
     Parts,
     Sizes,
     equal_sizes,
     flat_sizes,
     is_like,
     is_one,
+    merged_sizes,
     numbered,
     only_part,
     shape_of,
@@ -180,3 +182,49 @@ RULES: Mapping[Any, Rule] = {
     _aten.linear.default: _layer,
     _aten.layer_norm.default: _layer_norm,
 }
+VIEWS = frozenset(
+    {
+        *(_aten.view.default, _aten._unsafe_view.default, _aten.view_copy.default),
+        *(_aten.reshape.default, _aten.flatten.using_ints, _aten.unflatten.int),
+        *(_aten.squeeze.dim, _aten.squeeze.dims, _aten.unsqueeze.default),
+        *(_aten.squeeze_copy.dim, _aten.squeeze_copy.dims, _aten.unsqueeze_copy.default),
+    }
+)
+"""Operators that only give another shape."""
+
+
+def unmerged_sizes(graph: Graph) -> dict[Node, Parts]:
+    """Return the parts of results that may stay unmerged."""
+    found: dict[Node, Parts] = {}
+    for node in graph.nodes:
+        parts = None
+        if node.target in VIEWS:
+            source = node.args[0]
+            before = flat_sizes(found[source]) if source in found else shape_of(source)
+            parts = merged_sizes(before, shape_of(node))
+            if parts is not None and not _spares_views(parts):
+                parts = None
+        elif node.target in PRODUCTS:
+            parts = product_parts(node, found)
+        elif node.target in BROADCASTS:
+            parts = broadcast_parts(node, found)
+        elif node.target in RULES and node.args[0] in found:
+            call = RULES[node.target](node, found[cast("Node", node.args[0])])
+            parts = None if call is None else call[2]
+        if parts is not None:
+            found[node] = parts
+    return found
+
+
+def _spares_views(parts: Parts) -> bool:
+    """Return whether unmerged sizes may save views.
+
+    Reshapes carry one dynamic size into which all are merged; three unmerged ones leave too few
+    dimensions for heads of attention.
+    """
+    dynamic = [sum(map(varies, part)) for part in parts if any(map(varies, part))]
+    return sum(dynamic) >= SEVERAL and dynamic != [_WINDOWS]
+
+
+_WINDOWS = 3
+"""Dynamic sizes of the windows of a batch of images: batch, rows and columns."""
