@@ -45,7 +45,7 @@ BEHIND = {
     "rules, one by one, beside torch": (
         "decompose/test_devices emitter/test_constants emitter/test_decompositions "
         "emitter/test_defaults emitter/test_passes lowered-module/test_foldable "
-        "lowered-module/test_quantizing "
+        "lowered-module/test_quantizing lowered-module/test_views "
         "runner/test_kernels runner/test_precision "
         "torch-base/test_copies xnnpack/test_quantizer xnnpack/test_patterns "
         "interop/test_xnnpack_quantizer"
