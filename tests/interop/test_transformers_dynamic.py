@@ -28,14 +28,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 MOST = {
-    "BertModel": (2, 12),
-    "BigBirdModel": (2, 17),
+    "BertModel": (1, 11),
+    "BigBirdModel": (1, 16),
     "BloomForCausalLM": (1, 16),
     "DistilBertModel": (1, 8),
     "GPT2LMHeadModel": (1, 12),
     "GPTNeoXForCausalLM": (1, 13),
     "LlamaForCausalLM": (1, 13),
-    "MPNetModel": (2, 28),
+    "MPNetModel": (1, 27),
     "MambaForCausalLM": (1, 10),
     "PhiForCausalLM": (1, 13),
     "PvtModel": (5, 28),

@@ -219,11 +219,11 @@ def unmerged_sizes(graph: Graph) -> dict[Node, Parts]:
 def _spares_views(parts: Parts) -> bool:
     """Return whether unmerged sizes may save views.
 
-    Reshapes carry one dynamic size into which all are merged; three unmerged ones leave too few
-    dimensions for heads of attention.
+    Reshapes carry one dynamic size. Batches of windows merge three into it, which unmerged leave
+    too few dimensions for heads of attention.
     """
     dynamic = [sum(map(varies, part)) for part in parts if any(map(varies, part))]
-    return sum(dynamic) >= SEVERAL and dynamic != [_WINDOWS]
+    return sum(dynamic) >= SEVERAL and (dynamic != [_WINDOWS] or len(parts) < MATRIX)
 
 
 _WINDOWS = 3

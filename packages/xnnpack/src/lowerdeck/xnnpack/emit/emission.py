@@ -370,8 +370,8 @@ class Emission(Values):
         )
 
     def stretch(self, tensor: Tracked, axis: int, start: int, size: int) -> Tracked:
-        """Return a slice along one dimension of static size."""
-        if size == tensor.shape[axis]:
+        """Return a slice of static size along one dimension."""
+        if is_fixed(tensor.shape[axis]) and size == tensor.shape[axis]:
             return tensor
         at = [position == axis for position in range(len(tensor.shape))]
         return self.part(

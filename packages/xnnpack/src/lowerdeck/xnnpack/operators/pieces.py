@@ -57,8 +57,9 @@ def _every(e: Emission, x: Tracked, call: Call, start: int, size: int) -> Tracke
 
 
 def _bounds(call: Call) -> tuple[int, int]:
-    whole = int(call.shape("self")[call.axis()])
-    start, end = call.args["start"], call.args["end"]
+    length, start, end = call.shape("self")[call.axis()], call.args["start"], call.args["end"]
+    # Of a symbolic size, a fixed number of elements is at hand.
+    whole = int(length) if is_fixed(length) else end
     first = 0 if start is None else int(start)
     last = whole if end is None else int(end)
     first, last = (
@@ -79,13 +80,21 @@ def _slice_refusal(call: Call) -> str | None:
     many = call.rank() >= XnnGraph.MAX_RANK or not all(map(is_fixed, call.shape()))
     if call.args["step"] != 1 and many:
         return "it takes only every n-th element of symbolic sizes, or of many dimensions"
-    bounds = [bound for bound in (call.args["start"], call.args["end"]) if bound is not None]
-    return fixed_axis(call) or (None if all(map(is_fixed, bounds)) else "its bounds are symbolic")
+    start, end = call.args["start"] or 0, call.args["end"]
+    if not all(map(is_fixed, (start, end or 0))):
+        return "its bounds are symbolic"
+    return _place_refusal(call, start, call.result[call.axis()])
+
+
+def _place_refusal(call: Call, first: int, length: Dim) -> str | None:
+    """Refuse parts of a symbolic size but a fixed number of elements counted from its start."""
+    return None if first >= 0 and is_fixed(length) else fixed_axis(call)
 
 
 def _select(e: Emission, x: Tracked, call: Call) -> Tracked:
     axis = call.axis()
-    index = int(call.args["index"]) % int(x.shape[axis])
+    index = int(call.args["index"])
+    index += int(x.shape[axis]) if index < 0 else 0
     return reshape(e, e.stretch(x, axis, index, 1), call.result)
 
 
@@ -176,7 +185,13 @@ PIECES: Table = table(
             _stack, first_of(_cat_refusal, _stack_refusal), integers=Integers.JOINS, **_OPTIONS
         ),
         "slice.Tensor slice_copy.Tensor": move(_slice, _slice_refusal),
-        "select.int select_copy.int": move(_select, _INDEX, fixed_axis, _drop_refusal, **_OPTIONS),
+        "select.int select_copy.int": move(
+            _select,
+            _INDEX,
+            lambda call: _place_refusal(call, call.args["index"], 1),
+            _drop_refusal,
+            **_OPTIONS,
+        ),
         "unbind.int unbind_copy.int": Operator(
             _unbind, first_of(_pieces_refusal, _drop_refusal), **MOVES, **_OPTIONS
         ),
