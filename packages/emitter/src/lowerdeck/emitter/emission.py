@@ -183,7 +183,7 @@ class _Emission:
         self._emitted.program.execution_plan.append(plan)
 
     def _stems(self, method: str) -> Callable[[str], str | None] | None:
-        """Return a function from weights of a method to file stems; None if all weights stay."""
+        """Return a function from weight names to stems of `.ptd` files, or None without any."""
         if self._files is not None:
             return self._files.of(method, self._programs[method])
         stem = self._settings.weights_file

@@ -369,7 +369,7 @@ class Emission(Values):
             **fields,
         )
 
-    def stretch(self, tensor: Tracked, axis: int, start: int, size: int) -> Tracked:
+    def sliced(self, tensor: Tracked, axis: int, start: int, size: int) -> Tracked:
         """Return a slice of static size along one dimension."""
         if is_fixed(tensor.shape[axis]) and size == tensor.shape[axis]:
             return tensor

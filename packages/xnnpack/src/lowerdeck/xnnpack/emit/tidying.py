@@ -156,7 +156,7 @@ def _kernel(node: XnnNode) -> tuple[int, int]:
 
 
 def _padding(graph: XnnGraph, uses: _Uses, node: XnnNode) -> XnnNode:
-    """Return a convolution with the padding of another node, also for images of one row."""
+    """Return a convolution with the zero padding before it fused; the node itself without one."""
     image = node.number("input1_id")
     line = uses.made_for_one(image, XnnOperator.STATIC_RESHAPE)
     padded = image if line is None else line.number("input_id")

@@ -76,7 +76,7 @@ def _split_heads(emission: Emission, tracked: Tracked, many: int) -> Tracked:
 
 def _repeat_heads(emission: Emission, tracked: Tracked, many: int) -> Tracked:
     """Return the tensor with each head repeated ``many`` times."""
-    heads = [emission.stretch(tracked, 1, head, 1) for head in range(int(tracked.shape[1]))]
+    heads = [emission.sliced(tracked, 1, head, 1) for head in range(int(tracked.shape[1]))]
     return joined(emission, [tensor for tensor in heads for _ in range(many)], 1)
 
 

@@ -67,15 +67,13 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
     parts: list[Tracked] = []
     for start, count, step in runs(indices):
         if step == 1:
-            parts.append(emission.stretch(tracked, axis, start, count))
+            parts.append(emission.sliced(tracked, axis, start, count))
         elif step == 0:
-            parts += _copies(emission, emission.stretch(tracked, axis, start, 1), axis, count)
+            parts += _copies(emission, emission.sliced(tracked, axis, start, 1), axis, count)
         elif count <= few:
-            parts += [
-                emission.stretch(tracked, axis, start - offset, 1) for offset in range(count)
-            ]
+            parts += [emission.sliced(tracked, axis, start - offset, 1) for offset in range(count)]
         else:
-            piece = emission.stretch(tracked, axis, start - count + 1, count)
+            piece = emission.sliced(tracked, axis, start - count + 1, count)
             parts.append(_reversed(emission, piece, axis))
     return joined(emission, parts, axis, layout)
 
@@ -111,7 +109,7 @@ def _turned(emission: Emission, tracked: Tracked) -> Tracked:
     half, rest = divmod(int(size), 2)
 
     def piece(start: int, count: int) -> Tracked:
-        return emission.stretch(tracked, 1, start, count)
+        return emission.sliced(tracked, 1, start, count)
 
     if size <= _FEW:
         return joined(emission, [piece(index, 1) for index in range(int(size))[::-1]], 1)

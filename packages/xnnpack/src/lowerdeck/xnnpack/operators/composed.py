@@ -62,7 +62,7 @@ def _roll(e: Emission, x: Tracked, call: Call) -> Tracked:
         size = int(x.shape[axis])
         start = -shift % size
         if start:
-            parts = e.stretch(x, axis, start, size - start), e.stretch(x, axis, 0, start)
+            parts = e.sliced(x, axis, start, size - start), e.sliced(x, axis, 0, start)
             x = joined(e, parts, axis, x.preferred)
     return x
 
@@ -75,7 +75,7 @@ def _roll_refusal(call: Call) -> str | None:
 def _glu(e: Emission, x: Tracked, call: Call) -> Tracked:
     axis = call.axis()
     half = int(x.shape[axis]) // 2
-    first, second = (e.stretch(x, axis, start, half) for start in (0, half))
+    first, second = (e.sliced(x, axis, start, half) for start in (0, half))
     return e.binary(XnnOperator.MULTIPLY, first, e.unary(XnnOperator.SIGMOID, second))
 
 
@@ -97,7 +97,7 @@ def _times_repeated(call: Call) -> list[int]:
 def _repeat_interleave(e: Emission, x: Tracked, call: Call) -> Tracked:
     many, axis = int(call.args["repeats"]), call.axis()
     if one_symbol(call):
-        pieces = [e.stretch(x, axis, index, 1) for index in range(int(x.shape[axis]))]
+        pieces = [e.sliced(x, axis, index, 1) for index in range(int(x.shape[axis]))]
         return e.plain(joined(e, [piece for piece in pieces for _ in range(many)], axis))
     return e.plain(_repeated(e, x, axis, many, interleaved=True) if many > 1 else x)
 

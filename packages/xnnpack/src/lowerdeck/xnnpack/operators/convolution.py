@@ -152,11 +152,11 @@ def _depth_as_channels(
     image = (batch * results, height, width, settings.groups, group_channels)
     parts: list[Tracked] = []
     for number in range(kernel):
-        part = emission.stretch(volume, 1, number * dilation, results * stride)
+        part = emission.sliced(volume, 1, number * dilation, results * stride)
         if stride > 1:
             # The slices between strides become rows below the image, and are cut off.
             tall = emission.view(part, (batch, results, stride * int(height), width, channels))
-            part = emission.stretch(tall, 2, 0, int(height))
+            part = emission.sliced(tall, 2, 0, int(height))
         parts.append(emission.view(part, image) if kernel > 1 else part)
     if kernel > 1:
         parts = [joined(emission, parts, len(image) - 1)]

@@ -1,4 +1,4 @@
-"""Slices, selections, splits and joins."""
+"""Emission of slices, selections, splits and joins, and reasons to refuse them."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def _slice(e: Emission, x: Tracked, call: Call) -> Tracked:
         return x
     start, size = _bounds(call)
     if call.args["step"] == 1:
-        return e.stretch(x, call.axis(), start, size)
-    return _every(e, x, call, start, size)
+        return e.sliced(x, call.axis(), start, size)
+    return _strided_slice(e, x, call, start, size)
 
 
-def _every(e: Emission, x: Tracked, call: Call, start: int, size: int) -> Tracked:
+def _strided_slice(e: Emission, x: Tracked, call: Call, start: int, size: int) -> Tracked:
     """Take every n-th element: pad to a multiple of n, reshape, and take the first of each n."""
     axis, step, shape, rank = call.axis(), int(call.args["step"]), x.shape, len(x.shape)
     count = -(-size // step)
     reach = min(count * step, int(shape[axis]) - start)
-    x = e.stretch(x, axis, start, reach)
+    x = e.sliced(x, axis, start, reach)
     missing = count * step - reach
     if missing:
         x = e.padded(x, (0,) * rank, [missing * (dim == axis) for dim in range(rank)])
     parts = e.view(x, (*shape[:axis], count, step, *shape[axis + 1 :]))
-    return e.view(e.stretch(parts, axis + 1, 0, 1), call.result)
+    return e.view(e.sliced(parts, axis + 1, 0, 1), call.result)
 
 
 def _bounds(call: Call) -> tuple[int, int]:
@@ -95,13 +95,13 @@ def _select(e: Emission, x: Tracked, call: Call) -> Tracked:
     axis = call.axis()
     index = int(call.args["index"])
     index += int(x.shape[axis]) if index < 0 else 0
-    return reshape(e, e.stretch(x, axis, index, 1), call.result)
+    return reshape(e, e.sliced(x, axis, index, 1), call.result)
 
 
 _INDEX = fixed(lambda call: [call.args["index"]], "its index is symbolic")
 
 
-def _drop_refusal(call: Call) -> str | None:
+def _squeeze_refusal(call: Call) -> str | None:
     axis, shape = call.axis(), call.result
     return reshape_refusal((*shape[:axis], 1, *shape[axis:]), shape)
 
@@ -127,7 +127,7 @@ def _split_pieces(emission: Emission, call: Call) -> list[tuple[fx.Node, Tracked
     sizes = [int(piece.shape[axis]) if is_kept else 1 for piece in pieces]
     users = [(int(user.args[1]) % len(sizes), user) for user in call.node.users]  # type: ignore[arg-type]  # the index of a getitem
     return [
-        (user, emission.stretch(tracked, axis, sum(sizes[:number]), sizes[number]))
+        (user, emission.sliced(tracked, axis, sum(sizes[:number]), sizes[number]))
         for number, user in sorted(users, key=lambda pair: pair[0])
     ]
 
@@ -189,11 +189,11 @@ PIECES: Table = table(
             _select,
             _INDEX,
             lambda call: _place_refusal(call, call.args["index"], 1),
-            _drop_refusal,
+            _squeeze_refusal,
             **_OPTIONS,
         ),
         "unbind.int unbind_copy.int": Operator(
-            _unbind, first_of(_pieces_refusal, _drop_refusal), **MOVES, **_OPTIONS
+            _unbind, first_of(_pieces_refusal, _squeeze_refusal), **MOVES, **_OPTIONS
         ),
         "split.Tensor split_copy.Tensor split.sizes split_with_sizes split_with_sizes_copy "
         "chunk": Operator(

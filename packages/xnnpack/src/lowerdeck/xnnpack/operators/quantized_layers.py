@@ -25,7 +25,7 @@ _INT32 = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Integer filters in memory order.
+    """Quantised filters of a layer, in memory order.
 
     Attributes:
         data: The integers, with zero point 0.

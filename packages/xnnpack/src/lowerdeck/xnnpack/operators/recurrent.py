@@ -38,7 +38,7 @@ class _Cell:
 
     def part(self, gates: Tracked, number: int) -> Tracked:
         """Return the slice of one gate."""
-        return self.emission.stretch(gates, 1, number * self.width, self.width)
+        return self.emission.sliced(gates, 1, number * self.width, self.width)
 
     def product(self, state: Tracked | None) -> Tracked | None:
         """Return the contribution of a state to the gates; None for a zero state."""
@@ -169,7 +169,7 @@ def _state(emission: Emission, states: Tracked, number: int) -> Tracked | None:
     """Return the initial state of one cell, None for zeros."""
     if states.tensor is not None and not bool(states.tensor[number].any()):
         return None
-    return emission.view(emission.stretch(states, 0, number, 1), states.shape[1:])
+    return emission.view(emission.sliced(states, 0, number, 1), states.shape[1:])
 
 
 def _run(
@@ -180,7 +180,7 @@ def _run(
     outputs: list[Tracked] = []
     ends: tuple[Tracked, ...] = ()
     for number in range(int(steps))[:: -1 if backwards else 1]:
-        gates = emission.view(emission.stretch(shares, 0, number, 1), share)
+        gates = emission.view(emission.sliced(shares, 0, number, 1), share)
         states = ends = step(cell, gates, states)
         outputs.append(emission.view(ends[0], (1, cell.batch, cell.width)))
     return joined(emission, outputs[::-1] if backwards else outputs, 0), ends
