@@ -65,8 +65,10 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Return peer / ours (above 1: we are better), or None without a peer."""
-        return self.peer / self.ours if self.peer is not None and self.ours > 0 else None
+        """Return how many times better we are: less is better but for shares that are right."""
+        if self.peer is None or not self.ours:
+            return None
+        return self.ours / self.peer if "right" in self.unit else self.peer / self.ours
 
 
 def cpu_seconds(action: Callable[[], object], *, repeat: int = 3) -> float:
