@@ -48,3 +48,42 @@ def test_a_view_that_is_undone_moves_behind_what_broadcasts(name: str, is_known:
     for sizes in ((2, 3), (5, 4), (2, 7)):
         x = inputs(*sizes)
         torch.testing.assert_close(late.module()(*x), Of(split)(*x))
+
+
+def regrouped(x: Tensor, y: Tensor) -> Tensor:
+    b, w = x.shape[:2]
+    merged = x.reshape(b * w * 8, 4, 2).relu()
+    return (merged.view(b, w, 2, 4, 8) + torch.arange(4.0)[:, None]).view(b * w * 8, 4, 2)
+
+
+def heads(x: Tensor, y: Tensor) -> Tensor:
+    b, w = x.shape[:2]
+    merged = x.reshape(b * w, 8, 8).relu()
+    return (merged.view(b, w, 8, 2, 4) * y[0, 0, 0, :2, :1]).view(b * w, 8, 8)
+
+
+def without_ones(x: Tensor, y: Tensor) -> Tensor:
+    b, w = x.shape[:2]
+    return (x.reshape(b * w, 1, 64).relu().view(b, w, 64) + torch.ones(64)).view(b * w, 1, 64)
+
+
+def unsqueezed(x: Tensor, y: Tensor) -> Tensor:
+    return (x.flatten(2).relu().unsqueeze(1) + torch.ones(64)).squeeze(1)
+
+
+def integers(x: Tensor, y: Tensor) -> Tensor:
+    b, w, n = x.shape[:3]
+    merged = (x.reshape(b * w, n, 32) * 3).to(torch.int64)
+    return ((merged.view(b, w, n, 32) / 2) * y[0].reshape(w, n, 32)).view(b * w, n, 32)
+
+
+@pytest.mark.parametrize("function", [regrouped, heads, without_ones, unsqueezed, integers])
+def test_what_does_not_fit_a_split_stays(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    sizes = dict.fromkeys(range(3 if function is integers else 2), Dim.AUTO)
+    dims = ((sizes, sizes),)
+    x, y = torch.randn(3, 4, 2, 4, 8), torch.randn(3, 4, 2, 4, 8)
+    program = exported(Of(function), x, y, dynamic_shapes=dims).run_decompositions({})
+    late = with_late_views(program)
+    torch.testing.assert_close(late.module()(x, y), function(x, y))
+    for view in late.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        assert view.meta["val"].dtype == view.args[0].meta["val"].dtype

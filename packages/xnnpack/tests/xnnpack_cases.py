@@ -658,8 +658,6 @@ def two_sizes() -> Iterator[Case]:
         "pieces": lambda x: sum(heads(x, 2, 12).unbind(2)),
         "first": lambda x: x.relu()[:, 0] * 2,
         "of_a_batch": lambda x: x.relu()[0] * 2,
-        "fourth": lambda x: torch.cat([x.relu()] * 4, 1)[:, 3] * 2,
-        "several": lambda x: torch.cat([x.relu()] * 4, 1)[:, 1:4] * 2,
         "of_a_line": lambda x: F.conv1d(x.mT, torch.ones(3, 24, 3), padding=1)[:, :, 0] * 2,
     }
     dims = {0: Dim("batch", min=1, max=5), 1: Dim("tokens", min=1, max=9)}

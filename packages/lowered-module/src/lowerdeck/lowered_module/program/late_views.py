@@ -57,6 +57,7 @@ from lowerdeck.lowered_module.program.view_rules import (
 from lowerdeck.torch_base import arguments_of, expression_of, is_channels_last, new_fake, varies
 
 _aten = torch.ops.aten
+_SPLITS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
 _LINES: Mapping[Any, Any] = {
     _aten.conv1d.default: _aten.conv2d.default,
     _aten.conv1d.padding: _aten.conv2d.padding,
@@ -132,12 +133,15 @@ class _Pass:
 
         Swin splits windows into images and windows of an image to add the mask of the latter.
         """
-        view = next((x for x in node.all_input_nodes if x.target in VIEWS), None)
+        view = next((x for x in node.all_input_nodes if x.target in _SPLITS), None)
         if view is None or not _is_undone(node, view, view):
             return False
         source: Any = view.args[0]
         parts = merged_sizes(shape_of(view), shape_of(source))
         if parts is None or len(_dynamic(flat_sizes(parts))) < SEVERAL:
+            return False
+        if not equal_sizes(flat_sizes(parts), shape_of(view)):
+            # Static sizes are split or merged as well.
             return False
         with self._graph.inserting_before(node):
             operands = [
@@ -146,7 +150,7 @@ class _Pass:
             if None in operands:
                 return False
             result = self._call(node, node.target, tuple(operands), shape_of(source), node.kwargs)
-            split = self._call(view, view.target, (result, *view.args[1:]), shape_of(view))
+            split = self._call(node, view.target, (result, *view.args[1:]), shape_of(view))
         for user in list(node.users):
             if user.target in VIEWS:
                 user.replace_all_uses_with(result)
@@ -174,7 +178,7 @@ class _Pass:
         ]
         # Only a size that the operand already has can be kept.
         is_known = all(a != -1 or not is_one(b) for a, b in zip(sizes, before, strict=True))
-        if sum(map(varies, shape)) > 1 or len(wide) != len(asked) or not is_known:
+        if sum(map(varies, shape)) > 1 or not is_known:
             return None
         repeated = self._call(operand, _aten.expand_copy.default, (operand, sizes), wide)
         merged = [-1 if varies(size) else int(size) for size in shape]

@@ -87,8 +87,12 @@ def _slice_refusal(call: Call) -> str | None:
 
 
 def _place_refusal(call: Call, first: int, length: Dim) -> str | None:
-    """Refuse parts of a symbolic size but a fixed number of elements counted from its start."""
-    return None if first >= 0 and is_fixed(length) else fixed_axis(call)
+    """Refuse parts of a symbolic size other than its first element.
+
+    XNNPACK does not check that a shorter input has the others.
+    """
+    is_first = first == 0 and is_fixed(length) and length == 1
+    return None if is_first else fixed_axis(call)
 
 
 def _select(e: Emission, x: Tracked, call: Call) -> Tracked:
