@@ -87,5 +87,5 @@ def test_another_backend_needs_partitioners() -> None:
     client = CLIENTS["BertModel"]
     model = client.model()
     inputs = client.inputs(EXPORTED, model.config)
-    with pytest.raises(SettingError, match="found backend 'cuda', expected 'xnnpack'"):
+    with pytest.raises(SettingError, match="found backend 'cuda'; expected 'xnnpack'"):
         LowerdeckExporter().export(model, inputs, ExecutorchConfig(backend="cuda"))
