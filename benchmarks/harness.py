@@ -66,9 +66,8 @@ class Row:
     @property
     def ratio(self) -> float | None:
         """Return how many times better we are: less is better but for shares that are right."""
-        if self.peer is None or not self.ours:
-            return None
-        return self.ours / self.peer if "right" in self.unit else self.peer / self.ours
+        less, more = (self.peer, self.ours) if "right" in self.unit else (self.ours, self.peer)
+        return None if less is None or more is None or less <= 0 else more / less
 
 
 def cpu_seconds(action: Callable[[], object], *, repeat: int = 3) -> float:

@@ -297,11 +297,15 @@ class Example:
             ) from error
 
 
+_LOGGING = ("For ", "If you suspect the guard was triggered from C++")
+"""Beginnings of the lines of torch's errors that only name logging options."""
+
+
 def _advice(error: BaseException) -> str:
     """Return what torch's message says after its first line, without its logging options."""
     message = str(error).strip().partition("The error above occurred")[0]
     lines = [line for line in message.splitlines()[1:] if line.strip()]
-    return "".join(f"\n  {line}" for line in lines if not line.startswith("For "))
+    return "".join(f"\n  {line}" for line in lines if not line.startswith(_LOGGING))
 
 
 _EXAMPLE = (

@@ -512,7 +512,7 @@ def _dynamic(shape: Sizes) -> list[Any]:
 
 
 _INTEGERS = frozenset({"quantized_decomposed", "torchao"})
-"""Where operators are from that make weights of integers, which backends look for as they are."""
+"""Namespaces of operators that dequantise weights; backends match these calls unchanged."""
 
 
 def _is_line(node: Node) -> bool:
