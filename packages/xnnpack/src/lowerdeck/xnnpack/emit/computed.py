@@ -5,11 +5,11 @@ A causal mask of n tokens has n * n stored elements, but is computed from two ve
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 
 import torch
+import xxhash
 
 from lowerdeck.serializer import XnnGraph, XnnOperator, XnnValue
 from lowerdeck.torch_base import bytes_of
@@ -45,7 +45,7 @@ def note_function(emission: Emission, kind: XnnOperator, argument: torch.Tensor)
     """
     result = torch.cos(argument) if kind is XnnOperator.COS else torch.sin(argument)
     if argument.dtype == torch.float32 and argument.numel() >= _FEWEST:
-        digest = hashlib.sha256(bytes_of(result.contiguous())).hexdigest()
+        digest = xxhash.xxh3_128_hexdigest(bytes_of(result.contiguous()))
         emission.functions[digest] = kind, argument
     return result
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TypeAlias
 
 import torch
+import xxhash
 from torch import fx
 from torch.types import IntLikeType as Dim
 
@@ -166,7 +166,7 @@ class Values:
 
     def _constant(self, data: memoryview) -> XnnConstant:
         """Add the bytes to the named data and return the constant that refers to them."""
-        constant = XnnConstant(hashlib.sha256(data).hexdigest(), len(data))
+        constant = XnnConstant(xxhash.xxh3_128_hexdigest(data), len(data))
         if constant not in self.data:
             self.data[constant] = data
             self.graph.constants.append(constant)
