@@ -64,7 +64,12 @@ executorch_call_delegate: HigherOrderOperator = _executorch_call_delegate
 @functools.cache
 def core_decompositions() -> Mapping[OperatorBase, Callable[..., Any]]:
     """Return torch's decompositions to core ATen, without composite operators."""
-    return dict(_core_aten_decompositions_post_autograd())
+    return dict(_core_decompositions())
+
+
+@functools.cache
+def _core_decompositions() -> Mapping[OperatorBase, Callable[..., Any]]:
+    return _core_aten_decompositions_post_autograd()
 
 
 def reserve_name(graph: Graph, name: str) -> None:

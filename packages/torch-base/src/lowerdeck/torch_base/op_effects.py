@@ -200,6 +200,19 @@ def returns_written(target: Any) -> bool:
 def function_behaviour(node: Node) -> Behaviour:
     """Return the behaviour of a call_function target, independent of its arguments."""
     target = node.target
+    if not isinstance(target, OpOverload):
+        return _find_behaviour(node)
+    if target not in _BEHAVIOURS:
+        _BEHAVIOURS[target] = _find_behaviour(node)
+    return _BEHAVIOURS[target]
+
+
+_BEHAVIOURS: dict[OpOverload, Behaviour] = {}
+"""Cached, because ``Node.is_impure`` searches several registries."""
+
+
+def _find_behaviour(node: Node) -> Behaviour:
+    target = node.target
     name = getattr(target, "__name__", "")
     if isinstance(target, OpOverload):
         behaviour = _overload(target)

@@ -229,6 +229,8 @@ def _tag_foldable(foldable: Sequence[Node]) -> None:
 
 def _tag_assertions(program: ExportedProgram, behaviours: Behaviours) -> None:
     """Tag assertions on tensors of a partition."""
+    if not program.graph.find_nodes(op="call_function", target=ASSERTION, sort=False):
+        return
     switched, seen = set[Node](), list[Node]()
     for node in program.graph.nodes:
         if node.target is ASSERTION:
@@ -271,6 +273,8 @@ _WINDOWS = 6
 def _tag_sizes(program: ExportedProgram) -> None:
     """Tag sizes that only one partition reads, which can derive them from its inputs."""
     for node in reversed(program.graph.nodes):
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), (int, torch.SymInt)):
+            continue
         sources = [source.meta.get("val") for source in node.all_input_nodes]
         if any(
             isinstance(value, torch.Tensor) and value.dtype == torch.int64 for value in sources
@@ -278,10 +282,8 @@ def _tag_sizes(program: ExportedProgram) -> None:
             # Sizes of token ids, which XNNPACK cannot read.
             continue
         tags = {user.meta.get("delegation_tag") for user in node.users}
-        if isinstance(node.meta.get("val"), (int, torch.SymInt)) and len(tags) == 1:
-            (tag,) = tags
-            if tag is not None and node.op == "call_function":
-                node.meta["delegation_tag"] = tag
+        if len(tags) == 1 and None not in tags:
+            (node.meta["delegation_tag"],) = tags
 
 
 def _serves(node: Node, constants: Collection[str]) -> bool:
