@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -107,9 +108,10 @@ def current_result() -> Any:
     return fx_traceback.get_current_meta().get("val")
 
 
+@cache
 def reference_decompositions(
-    targets: Sequence[OpOverload],
-) -> dict[OperatorBase, Callable[..., Any]]:
+    targets: tuple[OpOverload, ...],
+) -> Mapping[OperatorBase, Callable[..., Any]]:
     """Return torch's decompositions of the operators."""
-    rules: dict[OperatorBase, Callable[..., Any]] = dict(get_decompositions(targets))
+    rules: dict[OperatorBase, Callable[..., Any]] = get_decompositions(targets)
     return rules

@@ -49,7 +49,7 @@ def _float64_remainder(self: torch.Tensor, other: Any) -> torch.Tensor:
 
 def _unless_float64(target: OpOverload) -> Callable[..., Any]:
     """Return torch's decomposition for float64 only: the kernel computes it in float32."""
-    rule = reference_decompositions([target])[target]
+    rule = reference_decompositions((target,))[target]
 
     @wraps(rule)
     def decomposed(self: torch.Tensor, *args: Any, **options: Any) -> Any:
