@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from lowerdeck.torch_base._torch_private import data_address, storage_identity
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """Byte range from the first to the last element of a tensor.
 
     Valid while the tensor is alive.
@@ -40,12 +39,15 @@ class Extent:
         storage = storage_identity(tensor)
         if storage is None:
             return cls(("object", id(tensor)), 0, 1)
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        reach = 1 + sum((int(size) - 1) * int(stride) for size, stride in steps)
-        size = reach * tensor.element_size() if tensor.numel() else 0
+        if tensor.is_contiguous():
+            size = int(tensor.nbytes)
+        else:
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            reach = 1 + sum((int(size) - 1) * int(stride) for size, stride in steps)
+            size = reach * tensor.element_size()
         address = data_address(tensor)
         if address:
-            return cls(str(tensor.device), address, address + size)
+            return cls(tensor.device, address, address + size)
         first = int(tensor.storage_offset()) * tensor.element_size()
         return cls(("storage", storage), first, first + size)
 
