@@ -342,6 +342,9 @@ def _regrouped(values: ExportedProgram, changed: MemoryMap | None = None) -> Exp
         values: Any functional program.
         changed: The memory that other methods change.
     """
+    if not values.range_constraints:
+        # All sizes are static.
+        return with_short_masks(values)
     values = with_position_tables(with_merged_calls(values), changed)
     return with_late_views(with_merged_calls(with_short_masks(values)))
 

@@ -47,9 +47,10 @@ def _same_target(before: Node, other: Node) -> bool:
 
 
 def _same(before: object, other: object, match: Mapping[Node, Node]) -> bool:
+    # Called for each argument of each node: tuples of types are faster than unions.
     if isinstance(before, Node):
         return match.get(before) is other
-    if isinstance(before, list | tuple) and isinstance(other, list | tuple):
+    if isinstance(before, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(before) == len(other) and all(
             _same(a, b, match) for a, b in zip(before, other, strict=True)
         )

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from lowerdeck.lowered_module.errors import PartitionError
-from lowerdeck.lowered_module.program.graphs import computing_nodes, nodes_of, replace_input
+from lowerdeck.lowered_module.program.graphs import nodes_of, replace_input
 from lowerdeck.lowered_module.program.tags import DECISION, DELEGATION_TAG
 from lowerdeck.torch_base import attribute_of, is_getitem
 
@@ -29,11 +29,12 @@ def warn_of_lost_tags(before: GraphModule, after: GraphModule, tags: Container[o
         tags: The tags with a backend.
     """
     lost: dict[object, list[str]] = {}
-    known = {node.meta.get(DELEGATION_TAG) for node in computing_nodes(before)}
-    for node in computing_nodes(after):
+    for node in nodes_of(after):
         tag = node.meta.get(DELEGATION_TAG)
-        if tag not in known and tag not in tags:
+        if tag is not None and tag not in tags and node.op == "call_function":
             lost.setdefault(tag, []).append(node.name)
+    for tag in {node.meta.get(DELEGATION_TAG) for node in nodes_of(before)} if lost else ():
+        lost.pop(tag, None)
     if lost:
         examples = ", ".join(f"{tag!r} ({', '.join(names[:3])})" for tag, names in lost.items())
         warnings.warn(

@@ -13,22 +13,17 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from lowerdeck.lowered_module.program.copies import rewritten
-from lowerdeck.torch_base import OpOverload, schema_of, varies, writes_in_place
+from lowerdeck.torch_base import OpOverload, schema_of, writes_in_place
 
 
 def with_merged_calls(program: ExportedProgram) -> ExportedProgram:
-    """Return a program with equal calls merged, if it has dynamic sizes.
+    """Return a program with equal calls merged.
 
     Args:
         program: A functional program; not changed, and returned itself if no calls are equal.
     """
-    values = [node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")]
-    is_dynamic = any(
-        varies(size) for value in values if isinstance(value, torch.Tensor) for size in value.shape
-    )
     # A custom operator may write between two equal reads.
-    may_change = is_dynamic and not writes_in_place(program.graph_module)
-    return rewritten(program, _merge) if may_change else program
+    return program if writes_in_place(program.graph_module) else rewritten(program, _merge)
 
 
 def _merge(graph: Graph) -> bool:
