@@ -101,17 +101,17 @@ def _handles_of(nodes: Nodes | None, handles: Handles | None) -> tuple[int, ...]
             + ("neither" if nodes is None else "both")
         )
     given: Any = nodes if handles is None else handles
-    candidates: list[Any] = [given] if isinstance(given, Node | int) else list(given)
+    candidates: list[Any] = [given] if isinstance(given, (Node, int)) else list(given)
     if handles is None:
         for node in candidates:
             if not isinstance(node, Node):
                 raise DelegateMappingError(
                     f"torch.fx nodes are needed, found {node!r} of type {type(node).__name__}"
                 )
-    source = ", ".join(map(str, candidates))
+    found = candidates
     if handles is None:
-        candidates = [node.meta.get("debug_handle") for node in candidates]
-    collected = {handle for handle in candidates if handle is not None}
+        found = [node.meta.get("debug_handle") for node in candidates]
+    collected = {handle for handle in found if handle is not None}
     for handle in collected:
         if isinstance(handle, bool) or not isinstance(handle, int):
             raise DelegateMappingError(
@@ -119,7 +119,7 @@ def _handles_of(nodes: Nodes | None, handles: Handles | None) -> tuple[int, ...]
             )
     if not collected:
         raise DelegateMappingError(
-            f"no debug handle among [{source}]: lower through to_backend, which gives every "
+            f"no debug handle among [{', '.join(map(str, candidates))}]: lower through to_backend, which gives every "
             'node one, or set node.meta["debug_handle"]'
         )
     return tuple(sorted(collected))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from lowerdeck.serializer.xnnpack.operators import XnnDatatype, XnnOperator
@@ -148,17 +148,19 @@ class XnnNode:
         value: Any = self.fields[name]
         return value  # type: ignore[no-any-return]
 
-    def reading(self, others: Mapping[int, int]) -> XnnNode:
+    def reading(self, others: Mapping[int, int], debug_handle: int | None = None) -> XnnNode:
         """Return a copy of the node with value ids replaced.
 
         Args:
             others: New ids by old id, for inputs and outputs.
+            debug_handle: The copy's debug handle; None for the node's.
         """
         fields: dict[str, Any] = dict(self.fields)
         for name in _IDS[self.operator]:
             if name in fields:
                 fields[name] = others.get(fields[name], fields[name])
-        return replace(self, fields=fields)
+        handle = self.debug_handle if debug_handle is None else debug_handle
+        return XnnNode(self.operator, fields, self.output_range, handle)
 
 
 _IDS = {

@@ -216,10 +216,11 @@ class Emission(Values):
     def common_layout(self, *operands: Tracked, rank: int) -> Layout:
         """Return the common layout for operands: channels last if one has it."""
         for operand in operands:
-            symbols = sum(not is_fixed(size) for size in operand.shape)
-            # Broadcasting it needs a reshape, which supports one symbolic size.
-            if len(operand.shape) < rank and not operand.is_constant and symbols > 1:
-                return Layout.PLAIN
+            if len(operand.shape) < rank and not operand.is_constant:
+                # Broadcasting it needs a reshape, which supports one symbolic size.
+                symbols = sum(not is_fixed(size) for size in operand.shape)
+                if symbols > 1:
+                    return Layout.PLAIN
         if rank >= 3 and any(
             operand.preferred is Layout.CHANNELS_LAST and len(operand.shape) == rank
             for operand in operands

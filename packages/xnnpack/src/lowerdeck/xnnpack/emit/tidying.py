@@ -333,10 +333,7 @@ def _renumber(emission: Emission) -> None:
     constants = {
         item for value in values for item in (value.constant, value.encoding.scale_constant)
     }
-    graph.nodes[:] = [
-        replace(node.reading(numbers), debug_handle=place)
-        for place, node in enumerate(graph.nodes)
-    ]
+    graph.nodes[:] = [node.reading(numbers, place) for place, node in enumerate(graph.nodes)]
     for value in values:
         value.id = numbers[value.id]
     graph.values[:] = values
