@@ -35,6 +35,7 @@ MOST = {
     "EfficientNetModel": (1, 0),
     "GPT2LMHeadModel": (1, 12),
     "GPTNeoXForCausalLM": (1, 13),
+    "JetMoeForCausalLM": (15, 101),
     "LlamaForCausalLM": (1, 13),
     "LlavaForConditionalGeneration": (2, 16),
     "MPNetModel": (1, 27),

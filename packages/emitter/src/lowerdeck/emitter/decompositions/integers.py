@@ -12,12 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
-from lowerdeck.torch_base import OpOverload
+from lowerdeck.torch_base import OpOverload, is_getitem
 
 _ATEN = torch.ops.aten
 # Half of the integers that float64 represents exactly, so that start plus length is exact too.
 _EXACT = 2**52
+_RANKINGS = (_ATEN.sort.default, _ATEN.sort.stable, _ATEN.topk.default)
 _ROUNDED = (_ATEN.floor.default, _ATEN.ceil.default, _ATEN.trunc.default)
 
 
@@ -71,6 +73,12 @@ def divided(self: torch.Tensor, other: Any, *, rounding_mode: str | None) -> Any
         return NotImplemented
     quotient, _, goes_on = _floored(self, other, dtype)
     return quotient + goes_on.to(dtype)
+
+
+def divides_indices(node: fx.Node) -> bool:
+    """Return whether a division is of indices of sorted elements, where float64 is exact."""
+    dividend: Any = node.args[0]
+    return is_getitem(dividend) and dividend.args[0].target in _RANKINGS and bool(dividend.args[1])
 
 
 def floor_divided(self: torch.Tensor, other: Any) -> Any:
@@ -204,12 +212,13 @@ def _is_narrowed(source: torch.dtype, result: torch.dtype) -> bool:
     return result != torch.int64 or source in (torch.int32, torch.int64)
 
 
+# Kept where ``divides_indices`` holds.
+DIVISIONS = frozenset({_ATEN.div.Tensor_mode, _ATEN.div.Scalar_mode})
 INTEGERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.pow.Tensor_Scalar: power,
     _ATEN.fmod.Tensor: truncated_remainder,
     _ATEN.fmod.Scalar: truncated_remainder,
-    _ATEN.div.Tensor_mode: divided,
-    _ATEN.div.Scalar_mode: divided,
+    **dict.fromkeys(DIVISIONS, divided),
     _ATEN.floor_divide.default: floor_divided,
     _ATEN.arange.start: numbers_from,
     **dict.fromkeys(

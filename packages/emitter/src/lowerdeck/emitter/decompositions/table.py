@@ -21,7 +21,7 @@ from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules
 from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.indexing import INDEXING
-from lowerdeck.emitter.decompositions.integers import INTEGERS
+from lowerdeck.emitter.decompositions.integers import DIVISIONS, INTEGERS, divides_indices
 from lowerdeck.emitter.decompositions.layouts import keeping_layouts
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
@@ -186,7 +186,9 @@ def _decomposed(exported: ExportedProgram, settings: EmitConfig) -> TracedProgra
         return TracedProgram.of(exported)
     varying = _varying_sizes(exported)
     try:
-        parts = decompose_graph(exported, Rules(table.rules, table.composites, by_result=True))
+        kept = dict.fromkeys(DIVISIONS - settings.decompositions.keys(), divides_indices)
+        rules = Rules(table.rules, table.composites, by_result=True, chosen=kept)
+        parts = decompose_graph(exported, rules)
         _check_sizes(varying)
     except EmitterError:
         raise
