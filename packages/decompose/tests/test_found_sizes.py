@@ -176,6 +176,12 @@ def _fixed_sum(x: torch.Tensor) -> Any:
     return nn.functional.gelu(x) + count
 
 
+def _number_of_rows(x: torch.Tensor) -> Any:
+    count: Any = (x > 1).sum().item()
+    torch._check(count == x.shape[0])  # type: ignore[no-untyped-call]
+    return nn.functional.gelu(x) + count
+
+
 def _fixed_boolean(x: torch.Tensor) -> Any:
     torch._check(((x > 0).sum() == 5).item())  # type: ignore[no-untyped-call]
     return nn.functional.gelu(x)
@@ -189,12 +195,12 @@ def _checked_tensor(x: torch.Tensor) -> Any:
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize(
     "function",
-    [_fixed_count, _fixed_sum, _fixed_boolean, _checked_tensor],
+    [_fixed_count, _fixed_sum, _number_of_rows, _fixed_boolean, _checked_tensor],
 )
 def test_a_number_that_an_assertion_fixes_is_still_read_and_checked(
     function: Callable[[torch.Tensor], Any], loaded: bool
 ) -> None:
-    program = _exported(function)
+    program = _exported(function, ({0: Dim("rows")},) if function is _number_of_rows else None)
     if loaded:
         program = saved_and_loaded(program)
     assert explain(program).reason is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -354,10 +354,13 @@ def _node_of(tracer: Any, leaf: Any) -> Any:
     return leaf
 
 
-def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None:
+def insert_assertions(
+    graph_module: GraphModule, fixed: Iterable[Node] = (), *, export: bool = True
+) -> None:
     """Insert runtime assertions on sizes in place, as at the end of torch's retrace.
 
     Args:
+        fixed: Numbers from data, which stay although an assertion makes them equal to sizes.
         graph_module: A decomposed graph that computes equal sizes once.
         export: Whether it is the program's root graph.
     """
@@ -370,10 +373,14 @@ def insert_assertions(graph_module: GraphModule, *, export: bool = True) -> None
     def hook(node: Node) -> None:
         hooks._node_metadata_hook(node, metadata={"stack_trace": trace})
 
+    # torch replaces values of equal expressions.
+    values = {node: node.meta.pop("val") for node in fixed}
     with hooks._set_node_metadata_hook(graph_module, hook) if export else nullcontext():
         insert_deferred_runtime_asserts(
             graph_module, environment, "exported program", export=export
         )
+    for node, value in values.items():
+        node.meta["val"] = value
     if export:
         _import_lazily("torch.export._trace")._replace_unbacked_bindings(graph_module)
 

@@ -288,7 +288,7 @@ def _trace(
         new_module = LazyGraphModule(regions.root, graph)
         # Assertions are inserted last, as torch does, because node names depend on it.
         if walk.writer.is_dynamic:
-            insert_assertions(new_module)
+            insert_assertions(new_module, walk.writer.fixed.values())
             signature = renamed_outputs(signature, graph)
         new_module.meta.update(graph_module.meta)
         return Parts(new_module, signature, program.state_dict, program.constants), named

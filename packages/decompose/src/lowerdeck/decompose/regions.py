@@ -130,6 +130,6 @@ def _body(walk: Walk, body: Any) -> GraphModule:
     new_body = GraphModule(inner.regions.root, inner.writer.graph)
     new_body.meta.update(body.meta)
     if inner.writer.is_dynamic:
-        insert_assertions(new_body, export=False)
+        insert_assertions(new_body, inner.writer.fixed.values(), export=False)
         new_body.recompile()
     return new_body

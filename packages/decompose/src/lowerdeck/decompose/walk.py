@@ -89,7 +89,6 @@ class Walk:
         self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
         self._unchanged: dict[OpOverload, bool] = {}
         self._parts_are_known: bool | None = None
-        self._fixed: dict[Node, Node] = {}
         self._reader: Node | None = None
         self._is_regenerating: bool = False
 
@@ -299,7 +298,7 @@ class Walk:
         kwargs: Any
         is_number = _is_symbolic(node)
         is_check = target is _ASSERTION or (is_number and not varies(node.meta["val"]))
-        known = ChainMap(self._fixed, env) if is_check else env
+        known = ChainMap(self.writer.fixed, env) if is_check else env
         args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
         if target is operator.getitem:
             return args[0][args[1]]
@@ -406,15 +405,17 @@ class Walk:
     def _number(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Return the node of a number, or the number if it is constant."""
         number = plain_number(node.meta["val"])
-        if not isinstance(number, SYMBOLS):
-            if _reads_data(node.target) or not self._fixed.keys().isdisjoint(node.all_input_nodes):
-                # An assertion fixes it: only assertions go on reading it from the data.
-                target = self._without_item(node.target)
-                self._fixed[node] = self._copy_call(node, args, kwargs, target, number)
-            return number
         # Sizes are computed once, as in torch's retrace.
-        new_node = self.writer.symbol(number)
-        return new_node if new_node is not None else self.copy_unchanged(node, args, kwargs)
+        known = self.writer.symbol(number) if isinstance(number, SYMBOLS) else number
+        fixed = self.writer.fixed
+        is_fixed = _reads_data(node.target) or not fixed.keys().isdisjoint(node.all_input_nodes)
+        if known is not None and not is_fixed:
+            return known
+        new_node = self._copy_call(node, args, kwargs, self._without_item(node.target), number)
+        if is_fixed:
+            # An assertion fixes it: only assertions go on reading a known number from the data.
+            fixed[node] = new_node
+        return new_node if known is None else known
 
     def _convert_kept(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Return the result of a call whose trace would create new symbols."""

@@ -59,6 +59,10 @@ class Writer:
 
     Args:
         fakes: Factory of recorded values.
+
+    Attributes:
+        fixed: New nodes by original node: numbers from data that an assertion fixes, and what is
+            computed from them.
     """
 
     def __init__(self, graph: Graph, fakes: FakeTensors) -> None:
@@ -66,6 +70,7 @@ class Writer:
         self._fakes = fakes
         self._facts: dict[Node, Any] = {}
         self._symbols: dict[Any, Node] = {}
+        self.fixed: dict[Node, Node] = {}
         self.is_dynamic: bool = False
 
     def facts(self, node: Node) -> Any:
