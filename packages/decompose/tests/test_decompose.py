@@ -462,7 +462,15 @@ def test_a_network_of_convolutions_needs_few_traces() -> None:
     assert asked == [*range(1, 13), 12], "one is traced, where the rule does not return it"
     targets = [node.target for node in parts.graph_module.graph.nodes]
     assert targets.count(ATEN.convolution.default) == 11
-    dims = {0: torch.export.Dim("rows", min=2, max=9)}
-    model = nn.Sequential(*layers[:3])
-    program = exported(model, torch.randn(3, 1, 40, 40), dynamic_shapes=(dims,))
+    dims = {0: torch.export.Dim("rows", min=2, max=9), 2: torch.export.Dim("high", min=9, max=50)}
+
+    def masked(of: Any, x: Tensor) -> Any:
+        x = nn.functional.relu_(of.layers(x))
+        mask = (x > 0) & (x < 1)
+        filled = x.multiply(x).masked_fill(mask, -1.0) + torch.where(mask, x, 2.0).to(x)
+        return nn.functional.pad(filled.to(torch.float64), (0, 1, x.shape[0], 2)), mask.to(x)
+
+    model = Of(masked, layers=nn.Sequential(*layers[:3])).eval()
+    program = exported(model, torch.randn(3, 1, 40, 40), dynamic_shapes=((dims,),))
     assert explain(program).traces == 0
+    assert not differences(decompose(program), program.run_decompositions())

@@ -22,9 +22,20 @@ from lowerdeck.torch_base import core_decompositions, hint_of, varies
 _ATEN = torch.ops.aten
 _RESHAPES = frozenset({_ATEN.reshape.default, _ATEN.flatten.using_ints, _ATEN.contiguous.default})
 _CONVOLUTIONS = frozenset({_ATEN.conv1d.default, _ATEN.conv2d.default, _ATEN.conv3d.default})
-_OTHERS = frozenset({_ATEN.transpose.int, _ATEN.dropout.default, _ATEN.batch_norm.default})
-KNOWN = _RESHAPES | _CONVOLUTIONS | _OTHERS
-"""Operators that become a copy and a view, or one call of another operator."""
+_CASTS: Mapping[Any, tuple[str, ...]] = MappingProxyType(
+    {_ATEN.to.dtype: ("dtype",), _ATEN.to.device: ("device", "dtype"), _ATEN.to.dtype_layout: ()}
+)
+_RENAMED: Mapping[Any, Any] = MappingProxyType(
+    {_ATEN.__and__.Tensor: _ATEN.bitwise_and.Tensor, _ATEN.multiply.Tensor: _ATEN.mul.Tensor}
+)
+FILLED = frozenset({_ATEN.masked_fill.Scalar, _ATEN.where.ScalarOther})
+"""Operators that become ``where`` with a number."""
+FRESH = frozenset(
+    {_ATEN.batch_norm.default, _ATEN.pad.default, *_CONVOLUTIONS, *_RENAMED, *FILLED}
+)
+"""Operators whose result is never an alias."""
+KNOWN = FRESH | _RESHAPES | _CASTS.keys() | {_ATEN.transpose.int, _ATEN.dropout.default}
+"""Operators that become a copy and a view, or few calls of other operators."""
 _CONTIGUOUS: Mapping[str, Any] = MappingProxyType({"memory_format": torch.contiguous_format})
 
 Step = tuple[Any, tuple[Any, ...], Mapping[str, Any], TensorFacts | tuple[TensorFacts, ...] | None]
@@ -37,8 +48,9 @@ If there are several results, the next step reads the first.
 def has_known_parts(rules: Rules) -> bool:
     """Return whether ``rules`` decompose ``KNOWN`` operators as torch does by default."""
     parts = (_ATEN.view.default, _ATEN.permute.default, _ATEN.clone.default, CONVOLUTION, NORM)
+    more = (_ATEN._to_copy.default, _ATEN.constant_pad_nd.default, _ATEN.where.self)
     default = core_decompositions()
-    return all(map(rules.leaves, parts)) and all(
+    return all(map(rules.leaves, (*parts, *more, *_RENAMED.values()))) and all(
         operator not in rules.composites and rules.others.get(operator) is default.get(operator)
         for operator in KNOWN
     )
@@ -69,6 +81,13 @@ def known_steps(
         statistics = replace(after, shape=(0,), stride=(1,))
         results = (after, statistics, statistics)
         return None if arguments is None else [(NORM, arguments[1:], {}, results)]
+    if node.target in _RENAMED:
+        return None if node.kwargs else [(_RENAMED[node.target], tuple(args), {}, None)]
+    if node.target is _ATEN.pad.default:
+        is_plain = len(args) == 1 and not node.kwargs
+        return [(_ATEN.constant_pad_nd.default, (args[0], 0.0), {}, None)] if is_plain else None
+    if node.target in _CASTS:
+        return _cast(node, args, before, after)
     if node.target is _ATEN.transpose.int:
         order = list(range(len(before.shape)))
         first, second = (order[axis] if order else 0 for axis in args)
@@ -87,7 +106,21 @@ def known_steps(
     if node.target is _ATEN.contiguous.default:
         return None if args or node.kwargs else steps
     sizes = args[0] if node.target is _ATEN.reshape.default else _sizes(after.shape, symbol)
-    return None if sizes is None else [*steps, (_ATEN.view.default, (sizes,), {}, None)]
+    # As torch's retrace, without ``Min``.
+    is_plain = not is_contiguous or "Min(" not in str(after.stride)
+    result = None if is_plain else replace(after, stride=_strides(after.shape))
+    return None if sizes is None else [*steps, (_ATEN.view.default, (sizes,), {}, result)]
+
+
+def _cast(
+    node: Node, args: Sequence[Any], before: TensorFacts, after: TensorFacts
+) -> list[Step] | None:
+    names = _CASTS[node.target]
+    options = {**dict(zip(names, args, strict=False)), **node.kwargs}
+    is_plain = len(args) == len(names) and options.keys() <= {"dtype", "device", "layout"}
+    if not is_plain or before.device != after.device:
+        return None
+    return [] if before.dtype == after.dtype else [(_ATEN._to_copy.default, (), options, None)]
 
 
 def _sizes(shape: Sequence[Any], symbol: Callable[[Any], Any]) -> list[Any] | None:

@@ -26,7 +26,7 @@ from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.calls.template import Template
 from lowerdeck.decompose.copied import copied_results
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
-from lowerdeck.decompose.known_views import KNOWN, has_known_parts, known_steps
+from lowerdeck.decompose.known_views import FILLED, FRESH, KNOWN, has_known_parts, known_steps
 from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.templates import Templates, ViewInverse
 from lowerdeck.decompose.untraced import TRACED, returns_one_tensor
@@ -351,10 +351,14 @@ class Walk:
             self._parts_are_known = has_known_parts(self.templates.rules)
         # Static calls use templates, which are fast and shared.
         is_dynamic = any(map(varies, node.meta["val"].shape))
-        return self._parts_are_known and is_dynamic and not self.state and node in self._unwritten
+        # Views must see later writes.
+        is_safe = node in self._unwritten or node.target in FRESH
+        return self._parts_are_known and is_dynamic and not self.state and is_safe
 
     def _copy_as_views(self, node: Node, args: Any) -> Any:
         """Add a call's known decomposition and return its result, or None if it is unknown."""
+        if node.target in FILLED:
+            return self._filled(node, *args)
         value: Value = args[0]
         if value.requires_grad:
             return None
@@ -365,6 +369,22 @@ class Walk:
             results = self.copy_unchanged(node, (value, *others), kwargs, target, fake)
             value = results[0] if isinstance(results, tuple) else results
         return None if steps is None else value
+
+    def _filled(self, node: Node, first: Value, second: Value, number: Any) -> Any:
+        """Add ``where`` with a number and return its result, or None if that converts a dtype."""
+        is_mask_first = node.target is _ATEN.where.ScalarOther
+        mask, value = (first, second) if is_mask_first else (second, first)
+        facts = self.writer.facts(self.current(value))
+        dtypes = {facts.dtype, node.meta["val"].dtype}
+        is_number = type(number) is float and not value.requires_grad
+        if not is_number or len(dtypes) > 1 or not facts.dtype.is_floating_point:
+            return None
+        fake = self.writer.fake(replace(facts, shape=(), stride=()))
+        options = {"dtype": facts.dtype, "layout": torch.strided, "device": facts.device}
+        target = _ATEN.scalar_tensor.default
+        scalar = self.copy_unchanged(node, (number,), options, target, fake)
+        parts = (mask, value, scalar) if is_mask_first else (mask, scalar, value)
+        return self.copy_unchanged(node, parts, {}, _ATEN.where.self)
 
     def _becomes_itself(self, target: OpOverload, node: Node) -> bool:
         """Return whether a call decomposes to itself."""

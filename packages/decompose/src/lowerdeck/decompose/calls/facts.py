@@ -133,8 +133,16 @@ def _stride_key(number: Any) -> Any:
 def _stride_form(expression: Any) -> Any:
     """Return a canonical expression for strides that differ at most for empty tensors.
 
-    torch writes strides as ``s`` or ``Max(1, s)``, and factored or expanded.
+    torch writes strides as ``s``, ``Max(1, s)`` or ``Min(n, n * s)``, and factored or expanded.
     """
-    # By name: importing torch's ``Max`` class would load sympy.
-    largest = expression.find(lambda part: type(part).__name__ == "Max" and part.args[0] == 1)
-    return expression.xreplace({part: part.args[1] for part in largest}).expand()
+
+    # By name: importing torch's classes would load sympy.
+    def find(name: str) -> Any:
+        return expression.find(lambda part: type(part).__name__ == name)
+
+    forms = {part: part.args[1] for part in find("Max") if part.args[0] == 1}
+    for part in find("Min"):
+        # ``Min(n, n * s)``: a size ``s`` is at least 1.
+        least = next((n for n in part.args if all((m / n).is_integer for m in part.args)), part)
+        forms[part] = least
+    return expression.xreplace(forms).expand()
