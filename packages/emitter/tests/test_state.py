@@ -1,4 +1,4 @@
-"""State of several methods: one memory is one state, and a name only where that is asked for."""
+"""State of several methods: one memory is one state, and equal names only if that is asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from emitter_running import check, results  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from lowerdeck.emitter import EmittedProgram, EmitterError, UnsupportedError, emit
+from lowerdeck.emitter import EmittedProgram, UnsupportedError, emit
 from lowerdeck.serializer import Tensor as StoredTensor
 from lowerdeck_zoo import Of, assert_close, exported, program, saved_and_loaded
 
@@ -79,25 +79,20 @@ def test_methods_share_the_memory_that_their_modules_share(name: str) -> None:
     compare(emit(programs(*modules)), *modules)
 
 
-def _twice(memory: Tensor) -> tuple[nn.Module, ...]:
-    return Keeps(memory, "kept", "again"), Keeps(memory, "again")
-
-
 @pytest.mark.parametrize(
-    ("make", "share"),
+    "make",
     [
-        *((lambda m: (Keeps(m), Keeps(m)), share) for share in (True, ["kept"], {"kept"})),
-        (lambda m: (Keeps(m), Keeps(m, reads=True)), ("kept",)),
-        (lambda m: (p := nn.Parameter(m, False), (Keeps(p), Keeps(p)))[1], True),
-        (lambda m: (Keeps(m, "mine"), Keeps(m, "yours")), [("mine", "yours")]),
-        *((_twice, share) for share in (["again"], [("kept", "again")], {("kept", "again")})),
+        lambda m: (Keeps(m), Keeps(m)),
+        lambda m: (Keeps(m), Keeps(m, reads=True)),
+        lambda m: (p := nn.Parameter(m, False), (Keeps(p), Keeps(p)))[1],
+        lambda m: (Keeps(m, "kept", "again"), Keeps(m)),
     ],
 )
-def test_methods_saved_apart_share_what_is_named(
-    make: Callable[[Tensor], tuple[nn.Module, ...]], share: Any
+def test_methods_saved_apart_share_equal_names(
+    make: Callable[[Tensor], tuple[nn.Module, ...]],
 ) -> None:
     modules = make(torch.arange(4.0) - 1)
-    emitted = emit(programs(*modules, saved=True), shared_state=share)
+    emitted = emit(programs(*modules, saved=True), shared_state=True)
     sizes = [plan.non_const_buffer_sizes for plan in emitted.program.execution_plan]
     assert [memories[-1] for memories in sizes] == [16, 16]
     compare(emitted, *modules)
@@ -108,7 +103,7 @@ def test_methods_saved_apart_share_what_is_named(
     [
         ((Keeps(X * 1), Keeps(X + 1)), False, "'kept' of method 'one' and 'kept' of method 'two'"),
         ((Keeps(X * 1), Keeps(X + 1)), True, "initial values differ"),
-        ((Keeps(X * 1), Keeps(X * 1, reads=True)), False, r"shared_state=\['kept'\]"),
+        ((Keeps(X * 1), Keeps(X * 1, reads=True)), False, "shared_state=True"),
         ((Keeps(X * 1), Keeps(X.repeat(4, 1))), True, r"shape \(4,\).*shape \(4, 4\)"),
         (
             (Keeps(SQUARE, "all"), Keeps(SQUARE.t(), "turned", reads=True)),
@@ -122,31 +117,6 @@ def test_states_that_cannot_be_one_are_refused(
 ) -> None:
     with pytest.raises(UnsupportedError, match=message):
         emit(programs(*modules), shared_state=share)
-
-
-@pytest.mark.parametrize(
-    ("share", "message"),
-    [
-        (["keep"], r"\['keep'\].*\['kept'\]"),
-        ("kept", r"write \['kept'\]"),
-        (["kept"], r"\['kept'\], but only method 'forward' has that state"),
-        *((one, "expected True or a list of nam") for one in (1, None, b"kept", {"kept": 1})),
-        *((one, "expected True or a list of nam") for one in ([["kept"]], [True], [()])),
-    ],
-)
-def test_names_that_share_nothing_are_errors(share: Any, message: str) -> None:
-    with pytest.raises(EmitterError, match=message):
-        emit(exported(Keeps(X.clone()), X), shared_state=share)
-
-
-def test_two_states_of_one_method_are_not_made_one() -> None:
-    def adds(self: Any, x: Tensor) -> Any:
-        self.low.add_(x)
-        return self.high + 1
-
-    two = Of(adds, low=torch.zeros(4), high=torch.zeros(4))
-    with pytest.raises(UnsupportedError, match="'low' of method 'forward' and 'high' of method"):
-        emit(exported(two, X), shared_state=[("low", "high")])
 
 
 def test_a_buffer_that_is_not_read_needs_no_name_of_its_own() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.emitter import UnsupportedError, emit
+from lowerdeck.emitter import emit
 from lowerdeck.lowered_module import (
     AliasingError,
     MethodProgramsPartitionerSpec,
@@ -22,7 +22,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.lowered_module.testing import TaggingPartitioner
-from lowerdeck_zoo import Holding, Of, exported, saved_and_loaded
+from lowerdeck_zoo import Holding, Of, exported
 
 aten = torch.ops.aten
 X = torch.tensor([[1.5, -2.0], [-1.0, 3.0]])
@@ -185,31 +185,14 @@ def test_methods_that_are_lowered_together_keep_one_state(partitioner: Any) -> N
     assert not programs["write"].state_dict["cache"].any()
 
 
-@pytest.mark.parametrize("loaded", [False, True])
-def test_methods_lowered_apart_of_which_one_compiled_the_state_are_refused(loaded: bool) -> None:
-    programs = methods()
-    if loaded:
-        programs = {name: saved_and_loaded(program) for name, program in programs.items()}
-    lowered = {n: to_backend(one, everything(state=False)) for n, one in programs.items()}
-    assert emit(lowered["read"]).program.execution_plan
-    with pytest.raises(UnsupportedError, match=r"holds 'cache' as a constant.*in one call"):
-        emit(lowered)
-
-
 def test_state_that_two_methods_use_is_no_delegates_own() -> None:
-    def programs() -> dict[str, ExportedProgram]:
-        return {n: one.run_decompositions({}) for n, one in methods(_writes).items()}
-
-    together = programs()
+    together = {n: one.run_decompositions({}) for n, one in methods(_writes).items()}
     lowered = to_backend(
         MethodProgramsPartitionerSpec(together, dict.fromkeys(together, everything()))
     )
     emit(lowered)
     for program in lowered.values():
         assert "cache" in program.graph_signature.buffers_to_mutate.values()
-    apart = {name: to_backend(program, everything()) for name, program in programs().items()}
-    with pytest.raises(UnsupportedError, match="'cache' and changes it, but method"):
-        emit(apart)
 
 
 def test_a_constant_that_shares_memory_with_changing_state_is_no_constant() -> None:

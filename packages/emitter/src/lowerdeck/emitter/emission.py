@@ -26,10 +26,7 @@ from lowerdeck.emitter.errors import EmitterError, UnboundedSizeError
 from lowerdeck.emitter.frontend import (
     ConstantPool,
     DelegatePool,
-    SharedNames,
-    SharedState,
     StatePool,
-    check_delegate_constants,
     container_metadata,
     find_states,
     read_method,
@@ -47,7 +44,7 @@ def emit(
     programs: ExportedProgram | Mapping[str, ExportedProgram],
     *,
     config: EmitConfig | None = None,
-    shared_state: SharedState = (),
+    shared_state: bool = False,
 ) -> EmittedProgram:
     """Return an executable program for the official runtime.
 
@@ -55,13 +52,11 @@ def emit(
         programs: One exported program, which becomes the method ``forward``, or several by
             method name. None of them is changed.
         config: Settings; the defaults suit the official runtime.
-        shared_state: Names of mutable buffers that all methods share as one state although their
-            memory differs, as after saving and loading methods separately. An entry is a name, or
-            a tuple of the names of one state (``[("cache", "decoder.cache")]``); True shares all
-            buffers of equal names. Buffers that alias are always one state, so one of their names
-            selects all of them. In the official runtime methods share state only in a C++
-            ``Module`` created with ``share_memory_arenas``: the Python binding gives each method
-            separate memory.
+        shared_state: Whether mutable buffers with equal names are one state in all methods
+            although their memory differs, as after saving and loading methods separately. Buffers
+            that alias are always one state. In the official runtime methods share state only in
+            a C++ ``Module`` created with ``share_memory_arenas``: the Python binding gives each
+            method separate memory.
 
     Raises:
         EmitterError: If the settings contradict each other or the programs.
@@ -87,7 +82,7 @@ def emit(
     by_name = bounded(by_name, settings.bounds)
     # The file format has no devices, and constants are folded on the CPU.
     by_name = methods_on_cpu(by_name)
-    emission = _Emission(settings, by_name, SharedNames.of(shared_state))
+    emission = _Emission(settings, by_name, shared_state=shared_state)
     for name in sorted(by_name):
         with collector_held():
             emission.prepare_method(name)
@@ -114,7 +109,8 @@ class _Emission:
         self,
         settings: EmitConfig,
         programs: Mapping[str, ExportedProgram],
-        shared_state: SharedNames,
+        *,
+        shared_state: bool,
     ) -> None:
         self._settings = settings
         self._constants = ConstantPool()
@@ -128,8 +124,7 @@ class _Emission:
         }
         # A shared buffer has the same offset in all methods: find all states before reading any
         # method.
-        self._views = find_states(self._decomposed, shared_state)
-        check_delegate_constants(self._decomposed)
+        self._views = find_states(self._decomposed, by_name=shared_state)
         self._handles = unused_handles(programs.values())
         self._prepared: dict[str, _PreparedMethod] = {}
         self._emitted = EmittedProgram(Program())

@@ -86,7 +86,7 @@ def lower(
     constant_methods: Mapping[str, Any] | None = None,
     bounds: Bounds | None = None,
     config: EmitConfig | None = None,
-    shared_state: bool | Iterable[str | tuple[str, ...]] = (),
+    shared_state: bool = False,
     executor: Executor | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -160,7 +160,7 @@ def lower_exported(
     stages: Stages,
     *,
     config: EmitConfig | None = None,
-    shared_state: bool | Iterable[str | tuple[str, ...]] = (),
+    shared_state: bool = False,
     progress: Progress | None = None,
     **options: Any,
 ) -> LoweredProgram:

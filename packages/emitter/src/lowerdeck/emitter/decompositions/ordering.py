@@ -99,30 +99,6 @@ def median_along(
     return torch.where(has_nan, math.nan, values), torch.where(has_nan, first, indices)
 
 
-def nan_median(self: torch.Tensor) -> torch.Tensor:
-    """Return ``nanmedian`` of all elements."""
-    return nan_median_along(self.reshape(-1), 0)[0]
-
-
-def nan_median_along(
-    self: torch.Tensor, dim: int, keepdim: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``nanmedian`` along a dimension, with its index.
-
-    Args:
-        dim: The dimension to search.
-        keepdim: Whether the dimension stays, with size 1.
-    """
-    if not self.is_floating_point() or self.dim() == 0:
-        return median_along(self, dim, keepdim)
-    # NaN is sorted after all numbers.
-    values, indices = sort(self, dim)
-    count = (~torch.isnan(self)).to(torch.int64).sum(dim, keepdim=True)
-    middle = torch.div((count - 1).clamp(min=0), 2, rounding_mode="floor")
-    values, indices = (torch.gather(item, dim, middle) for item in (values, indices))
-    return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
-
-
 def searchsorted(
     sorted_sequence: torch.Tensor,
     self: torch.Tensor,
@@ -175,8 +151,6 @@ ORDERING: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.kthvalue.default: kth_value,
     _ATEN.median.default: median,
     _ATEN.median.dim: median_along,
-    _ATEN.nanmedian.default: nan_median,
-    _ATEN.nanmedian.dim: nan_median_along,
     _ATEN.searchsorted.Tensor: searchsorted,
     _ATEN.searchsorted.Scalar: searchsorted_number,
     _ATEN.bucketize.Tensor: bucketize,

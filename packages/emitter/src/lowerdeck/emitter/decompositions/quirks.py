@@ -255,6 +255,42 @@ def as_strided(
     return torch.ops.aten.alias.default(self) if same else NotImplemented
 
 
+def power_of_two(self: torch.Tensor) -> torch.Tensor:
+    """Return ``exp2``."""
+    return torch.pow(2.0, self)
+
+
+def hypotenuse(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return ``hypot``, scaled so that no square overflows."""
+    first, second = torch.abs(self), torch.abs(other)
+    long, short = torch.maximum(first, second), torch.minimum(first, second)
+    ratio = torch.where((long == 0) | torch.isinf(long), torch.zeros_like(long), short / long)
+    return long * torch.sqrt(ratio * ratio + 1)
+
+
+def histogram(
+    self: torch.Tensor,
+    bins: int = 100,
+    min: float = 0,  # noqa: A002 - the name in the schema
+    max: float = 0,  # noqa: A002 - the name in the schema
+) -> Any:
+    """Return ``histc``: the number of elements in each of several equal bins.
+
+    Args:
+        min: Start of the first bin.
+        max: End of the last bin, which includes it.
+    """
+    if min >= max:
+        # The range is that of the elements.
+        return NotImplemented
+    kind = self.dtype if self.is_floating_point() else torch.float32
+    edges = torch.linspace(min, max, bins + 1, dtype=kind)
+    values = self.reshape(-1, 1).to(kind)
+    above, below = values >= edges[:-1], values < edges[1:]
+    last = (values == edges[-1]) & (torch.arange(bins) == bins - 1)
+    return ((above & below) | last).to(self.dtype).sum(0).to(self.dtype)
+
+
 QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.prims.copy_strided.default: copy_strided,
     _ATEN.as_strided.default: as_strided,
@@ -283,6 +319,9 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
         )
     },
     _ATEN.empty_strided.default: empty,
+    _ATEN.exp2.default: power_of_two,
+    _ATEN.hypot.default: hypotenuse,
+    _ATEN.histc.default: histogram,
     _ATEN.__lshift__.Tensor: left_shift,
     _ATEN.__lshift__.Scalar: left_shift,
     _ATEN.__rshift__.Tensor: right_shift,

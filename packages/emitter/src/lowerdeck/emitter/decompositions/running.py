@@ -1,4 +1,4 @@
-"""Decompose cumulative products, log-sum-exps, maxima and minima: only ``cumsum`` has a kernel.
+"""Decompose cumulative products, maxima and minima: only ``cumsum`` has a kernel.
 
 Each is a scan by doubling: after step k every element holds the result over the 2 ** k elements up
 to it, so that n elements take log2(n) elementwise steps.
@@ -28,16 +28,6 @@ def running_product(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None =
     values = self.to(wide if dtype is None else dtype)
     products = _doubled([values], dim, lambda before, now: [before[0] * now[0]])
     return products if products is NotImplemented else products[0]
-
-
-def running_log_sum(self: torch.Tensor, dim: int) -> Any:
-    """Return ``logcumsumexp``.
-
-    Args:
-        dim: The dimension of the scan.
-    """
-    sums = _doubled([self], dim, lambda before, now: [torch.logaddexp(before[0], now[0])])
-    return sums if sums is NotImplemented else sums[0]
 
 
 def running_maximum(self: torch.Tensor, dim: int) -> Any:
@@ -120,7 +110,6 @@ def _doubled(values: list[torch.Tensor], dim: int, join: Joined) -> Any:
 
 RUNNING: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.cumprod.default: running_product,
-    _ATEN.logcumsumexp.default: running_log_sum,
     _ATEN.cummax.default: running_maximum,
     _ATEN.cummin.default: running_minimum,
 }

@@ -17,7 +17,6 @@ _ATEN = torch.ops.aten
 # Modes of an embedding bag.
 _AVERAGES, _MAXIMA = 1, 2
 _BAG_RESULTS = 4
-_OLD_NAMES = {"add": "sum", "multiply": "prod"}
 
 
 def scatter_reduce(
@@ -127,57 +126,6 @@ def _neutral(dtype: torch.dtype, reduce: str) -> int | float:
     return limits.min if reduce == "amax" else limits.max
 
 
-def scatter_old(
-    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, reduce: str
-) -> Any:
-    """Return ``scatter.reduce``.
-
-    Args:
-        dim: The dimension that ``index`` refers to.
-    """
-    return scatter_reduce(self, dim, index, src, _OLD_NAMES[reduce])
-
-
-def scatter_old_value(
-    self: torch.Tensor, dim: int, index: torch.Tensor, value: float, *, reduce: str
-) -> Any:
-    """Return ``scatter.value_reduce``.
-
-    Args:
-        self: What is there before.
-        dim: The dimension that the index selects in.
-    """
-    src = torch.full(index.shape, value, dtype=self.dtype)
-    return scatter_reduce(self, dim, index, src, _OLD_NAMES[reduce])
-
-
-def index_reduce(
-    self: torch.Tensor,
-    dim: int,
-    index: torch.Tensor,
-    source: torch.Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
-) -> Any:
-    """Return ``index_reduce``.
-
-    Args:
-        dim: The dimension that ``index`` refers to.
-        index: The position of each slice of ``source``.
-        reduce: ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
-        include_self: Whether the slices of ``self`` are included.
-    """
-    if self.dim() > 0:
-        dim %= self.dim()
-        shape = [1] * self.dim()
-        shape[dim] = -1
-        index = index.reshape(shape).expand(source.shape)
-    else:
-        index = index.reshape(())
-    return scatter_reduce(self, dim, index, source, reduce, include_self=include_self)
-
-
 def embedding_bag(
     weight: torch.Tensor,
     indices: torch.Tensor,
@@ -242,9 +190,6 @@ def embedding_bag(
 
 SCATTER_REDUCTIONS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.scatter_reduce.two: scatter_reduce,
-    _ATEN.scatter.reduce: scatter_old,
-    _ATEN.scatter.value_reduce: scatter_old_value,
-    _ATEN.index_reduce.default: index_reduce,
     _ATEN._embedding_bag_forward_only.default: embedding_bag,
     _ATEN._embedding_bag.default: embedding_bag,
 }

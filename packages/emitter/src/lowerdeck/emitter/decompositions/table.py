@@ -17,10 +17,8 @@ from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
 from lowerdeck.emitter.decompositions.batch_norms import BATCH_NORMS
 from lowerdeck.emitter.decompositions.complex_numbers import COMPLEX_NUMBERS
-from lowerdeck.emitter.decompositions.elementwise import ELEMENTWISE
 from lowerdeck.emitter.decompositions.experts import expert_rules
 from lowerdeck.emitter.decompositions.grids import GRIDS
-from lowerdeck.emitter.decompositions.indexing import INDEXING
 from lowerdeck.emitter.decompositions.integers import DIVISIONS, INTEGERS, divides_indices
 from lowerdeck.emitter.decompositions.layouts import keeping_layouts
 from lowerdeck.emitter.decompositions.ordering import ORDERING
@@ -95,9 +93,7 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
     **ORDERING,
     **RUNNING,
     **SCATTER_REDUCTIONS,
-    **INDEXING,
     **GRIDS,
-    **ELEMENTWISE,
     **INTEGERS,
     **RANDOM_NUMBERS,
     **ANTIALIASING,

@@ -2,11 +2,9 @@
 
 from lowerdeck.emitter.frontend.constants import ConstantPool
 from lowerdeck.emitter.frontend.containers import container_metadata
-from lowerdeck.emitter.frontend.delegate_constants import check_delegate_constants
 from lowerdeck.emitter.frontend.delegates import DelegatePool
 from lowerdeck.emitter.frontend.provenance import Provenance
 from lowerdeck.emitter.frontend.read_graph import read_method
-from lowerdeck.emitter.frontend.shared_names import SharedNames, SharedState
 from lowerdeck.emitter.frontend.state_sharing import find_states
 from lowerdeck.emitter.frontend.states import StatePool
 from lowerdeck.emitter.frontend.tensors import ValueFactory, layout_of
@@ -15,11 +13,8 @@ __all__ = [
     "ConstantPool",
     "DelegatePool",
     "Provenance",
-    "SharedNames",
-    "SharedState",
     "StatePool",
     "ValueFactory",
-    "check_delegate_constants",
     "container_metadata",
     "find_states",
     "layout_of",
