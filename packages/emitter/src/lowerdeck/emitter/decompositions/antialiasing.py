@@ -32,32 +32,6 @@ def bicubic(
     return torch.matmul(down, torch.matmul(self, across.t()))
 
 
-def bicubic_of_size_or_factors(
-    input: torch.Tensor,  # noqa: A002 - the name in the schema
-    output_size: Sequence[Any] | None,
-    align_corners: bool,
-    scale_factors: Sequence[float] | None,
-) -> Any:
-    """Return a bicubic resize to a size, or by scale factors."""
-    return _sized(bicubic, input, output_size, align_corners, scale_factors)
-
-
-def _sized(
-    rule: Callable[..., Any],
-    image: torch.Tensor,
-    output_size: Sequence[Any] | None,
-    align_corners: bool,
-    scale_factors: Sequence[float] | None,
-) -> Any:
-    if output_size is not None:
-        return rule(image, output_size, align_corners)
-    if scale_factors is None or not all(isinstance(size, int) for size in image.shape[-2:]):
-        return NotImplemented
-    pairs = zip(image.shape[-2:], scale_factors, strict=True)
-    size = [int(float(old) * factor) for old, factor in pairs]
-    return rule(image, size, align_corners, *scale_factors)
-
-
 def bilinear(
     self: torch.Tensor,
     output_size: Sequence[Any],
@@ -80,18 +54,6 @@ def bilinear(
     down = (None, None) if scales_h is None else (scales_h, 1.0)
     image = resize(image, [output_size[0], image.size(3)], align_corners, *down)
     return torch.floor(image + 0.5).to(torch.uint8)
-
-
-def bilinear_of_size_or_factors(
-    input: torch.Tensor,  # noqa: A002 - the name in the schema
-    output_size: Sequence[Any] | None,
-    align_corners: bool,
-    scale_factors: Sequence[float] | None,
-) -> Any:
-    """Return a bilinear resize of uint8 images to a size, or by scale factors."""
-    if input.dtype != torch.uint8:
-        return NotImplemented
-    return _sized(bilinear, input, output_size, align_corners, scale_factors)
 
 
 def _scale(size: int, new: int, align_corners: bool, factor: float | None) -> float:
@@ -120,7 +82,5 @@ def _cubic(x: torch.Tensor) -> torch.Tensor:
 
 ANTIALIASING: dict[OpOverload, Callable[..., Any]] = {
     _ATEN._upsample_bicubic2d_aa.default: bicubic,
-    _ATEN._upsample_bicubic2d_aa.vec: bicubic_of_size_or_factors,
     _ATEN._upsample_bilinear2d_aa.default: bilinear,
-    _ATEN._upsample_bilinear2d_aa.vec: bilinear_of_size_or_factors,
 }

@@ -194,35 +194,6 @@ def logit(self: torch.Tensor, eps: float | None = None) -> Any:
     return torch.logit(self.to(torch.float32), eps).to(self.dtype)
 
 
-_wide_bilinear = _unless_float64(_ATEN.upsample_bilinear2d.vec)
-
-
-def bilinear(
-    input: torch.Tensor,  # noqa: A002 - the name in the schema
-    output_size: Sequence[int] | None,
-    align_corners: bool,
-    scale_factors: Sequence[float] | None,
-) -> Any:
-    """Return a bilinear resize of uint8 images, computed in float32: the kernel truncates.
-
-    Like torch, resize and round the width first, then the height.
-    """
-    if input.dtype != torch.uint8:
-        return _wide_bilinear(input, output_size, align_corners, scale_factors)
-    image = input.to(torch.float32)
-    for axis in (1, 0):
-        size, scale = None, None
-        if output_size is not None:
-            size = [image.size(2), image.size(3)]
-            size[axis] = output_size[axis]
-        elif scale_factors is not None:
-            scale = [1.0, 1.0]
-            scale[axis] = scale_factors[axis]
-        image = _ATEN.upsample_bilinear2d.vec(image, size, align_corners, scale)
-        image = torch.floor(image + 0.5)
-    return image.to(torch.uint8)
-
-
 def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.Tensor:
     """Return ``empty`` by the kernel that sets dynamic shapes.
 
@@ -307,7 +278,6 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.split_copy.Tensor: split_copy,
     _ATEN.split_with_sizes_copy.default: split_with_sizes_copy,
     _ATEN.logit.default: logit,
-    _ATEN.upsample_bilinear2d.vec: bilinear,
     _ATEN.empty_permuted.default: empty,
     **{
         target: _unless_float64(target)
@@ -316,6 +286,7 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
             _ATEN.native_group_norm.default,
             _ATEN._native_batch_norm_legit.no_stats,
             _ATEN._adaptive_avg_pool2d.default,
+            _ATEN.upsample_bilinear2d.vec,
         )
     },
     _ATEN.empty_strided.default: empty,

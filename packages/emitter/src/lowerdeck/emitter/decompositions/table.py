@@ -19,7 +19,7 @@ from lowerdeck.emitter.decompositions.batch_norms import BATCH_NORMS
 from lowerdeck.emitter.decompositions.complex_numbers import COMPLEX_NUMBERS
 from lowerdeck.emitter.decompositions.experts import expert_rules
 from lowerdeck.emitter.decompositions.grids import GRIDS
-from lowerdeck.emitter.decompositions.integers import DIVISIONS, INTEGERS, divides_indices
+from lowerdeck.emitter.decompositions.integers import INTEGERS
 from lowerdeck.emitter.decompositions.layouts import keeping_layouts
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
@@ -182,9 +182,7 @@ def _decomposed(exported: ExportedProgram, settings: EmitConfig) -> TracedProgra
         return TracedProgram.of(exported)
     varying = _varying_sizes(exported)
     try:
-        kept = dict.fromkeys(DIVISIONS - settings.decompositions.keys(), divides_indices)
-        rules = Rules(table.rules, table.composites, by_result=True, chosen=kept)
-        parts = decompose_graph(exported, rules)
+        parts = decompose_graph(exported, Rules(table.rules, table.composites, by_result=True))
         _check_sizes(varying)
     except EmitterError:
         raise

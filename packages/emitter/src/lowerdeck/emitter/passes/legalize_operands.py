@@ -136,48 +136,12 @@ def _wide_number(call: Call, before: list[Operation]) -> None:
         call.args[0] = _cast_to(tensor, torch.float32, before)
 
 
-def _in_type_of_result(call: Call, before: list[Operation]) -> None:
-    """Wrap integers around first, as eager does: the kernel compares them in the wider dtype."""
-    (out,) = call.outs
-    if not isinstance(out, TensorValue) or out.dtype not in _NARROW_OR_BYTE:
-        return
-    for position, operand in enumerate(call.args):
-        if isinstance(operand, TensorValue) and operand.dtype.itemsize > out.dtype.itemsize:
-            call.args[position] = _cast_to(operand, out.dtype, before)
-
-
-def _byte_limits(call: Call, _before: list[Operation]) -> None:
-    """Wrap negative limits of uint8 around, as eager does: the kernel rejects them."""
-    (out,) = call.outs
-    if isinstance(out, TensorValue) and out.dtype is call.args[0].dtype is torch.uint8:
-        call.args[1:] = [
-            limit % 256 if isinstance(limit, int) and -256 < limit < 0 else limit
-            for limit in call.args[1:]
-        ]
-
-
-def _byte_factor(call: Call, _before: list[Operation]) -> None:
-    """Wrap a negative factor of uint8 around, as eager does: the kernel rejects it."""
-    factor = call.args[2]
-    (out,) = call.outs
-    if isinstance(factor, int) and isinstance(out, TensorValue) and out.dtype is torch.uint8:
-        call.args[2] = factor % 256
-
-
 def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
     """Copy a 0-dim tensor, which equals its reduction or scan; the kernel aborts."""
     source, out = call.args[0], call.outs[0]
     if source.rank != 0 or not isinstance(out, TensorValue):
         return None
     return [cast(source, out, call.origin)]
-
-
-def _unfold(call: Call, _before: list[Operation]) -> list[Operation] | None:
-    """Reshape a 0-dim tensor, for which the kernel aborts."""
-    source, out = call.args[0], call.outs[0]
-    if source.rank != 0 or not isinstance(out, TensorValue) or out.sizes != (1,):
-        return None
-    return [Call(_ATEN.view_copy.default, [source, [1]], [out], call.origin)]
 
 
 def _linear(call: Call, before: list[Operation]) -> list[Operation] | None:
@@ -253,11 +217,4 @@ _RULES: dict[Any, Rule] = {
     _ATEN.cumsum.default: _rank_zero,
     _ATEN._local_scalar_dense.default: _wide_number,
     _ATEN.linear.default: _linear,
-    **dict.fromkeys(
-        [_ATEN.maximum.default, _ATEN.minimum.default, _ATEN.clamp.Tensor], _in_type_of_result
-    ),
-    _ATEN.clamp.default: _byte_limits,
-    **dict.fromkeys([_ATEN.add.Tensor, _ATEN.sub.Tensor], _byte_factor),
-    _ATEN.unfold.default: _unfold,
-    _ATEN.unfold_copy.default: _unfold,
 }
