@@ -31,7 +31,6 @@ from lowerdeck.lowered_module import (
     PartitionError,
     PartitionResult,
     PreprocessError,
-    PreprocessResult,
     get_delegates,
     get_lowered_submodules,
     get_non_lowered_nodes,
@@ -205,20 +204,6 @@ def handles_in(program: ExportedProgram) -> list[int]:
 def test_debug_handles_are_unique_across_the_program() -> None:
     handles = handles_in(to_backend(core(Of(_cond), torch.ones(3)), runs_of("sin")))
     assert len(handles) == len(set(handles)) > 4
-
-
-def test_handles_of_delegates_in_delegates_are_their_own() -> None:
-    def nests(program: ExportedProgram, specs: Any) -> PreprocessResult:
-        inner = to_backend(program, runs_of("tan"))
-        calls = [call for _, _, call in get_lowered_submodules(inner.graph_module)]
-        return PreprocessResult(b"", {0: tuple(call.meta["debug_handle"] for call in calls)})
-
-    with backend(nests):
-        lowered = to_backend(core(Wide(), torch.ones(3)), runs_without("sum", backend_id="Custom"))
-    assert len(delegates(lowered)) > 1
-    handles = handles_in(lowered)
-    handles += [h for m in delegates(lowered) for h in m.meta["debug_handle_map"].get(0, ())]
-    assert len(handles) == len(set(handles))
 
 
 def test_debug_handles_that_are_there_are_kept() -> None:

@@ -72,7 +72,7 @@ def wants_edge(partitioner: object) -> bool:
 
 
 def is_peers_backend(backend: object) -> bool:
-    """Return whether a backend was written for ExecuTorch, or is one of ours in its list.
+    """Return whether a backend was written for ExecuTorch, and so for its Edge dialect.
 
     Args:
         backend: The class of a backend.
@@ -90,17 +90,6 @@ def backend_own_copy(backend: Any) -> Any:
     copies, default = getattr(backend, name, None), getattr(backend_base(), name, None)
     same = getattr(copies, "__func__", None) is getattr(default, "__func__", copies)
     return None if same else copies
-
-
-def wants_edge_backend(backend: object) -> bool:
-    """Return whether a backend was written for ExecuTorch, and so for its Edge dialect.
-
-    Args:
-        backend: The class of a backend.
-    """
-    # Ours in ExecuTorch's list have this package as their module.
-    ours = getattr(backend, "__module__", "").partition(".")[0] == "lowerdeck"
-    return is_peers_backend(backend) and not ours
 
 
 def edge_dialect_is_loaded() -> bool:

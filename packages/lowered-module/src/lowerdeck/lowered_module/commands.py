@@ -29,7 +29,6 @@ from lowerdeck.lowered_module.factories import (
     example_from,
     partitioner_from,
     samples_from,
-    sources,
 )
 from lowerdeck.lowered_module.inspect.accuracy import (
     CALLS,
@@ -246,9 +245,6 @@ def _lower(
     partitioners = []
     if not args.auto:
         partitioners = [made_by.get(name) or partitioner_from(name) for name in args.backend]
-    # The modules named by options are imported now, so their files are known.
-    read = [args.factory, *args.backend, *([args.calibrate] if args.calibrate else [])]
-    check_paths(read=sources(read), written=[("--output", args.output), ("--html", args.html)])
     if args.auto:
         with stages.stage("measure"), silenced():
             lowered, trials = lower_fastest(

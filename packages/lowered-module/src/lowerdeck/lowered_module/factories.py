@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -107,17 +107,6 @@ def partitioner_from(name: str) -> Any:
             "DeclarativeBackend"
         )
     return partitioner
-
-
-def sources(names: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield the files of the modules imported for these names.
-
-    Args:
-        names: ``"package.module:path"``, or names of backends, which have no file.
-    """
-    for name in names:
-        module = sys.modules.get(name.partition(":")[0]) if ":" in name else None
-        yield name, getattr(module, "__file__", None)
 
 
 def _made(factory: str, expected: str, convert: Callable[[Any], _Made], option: str = "") -> _Made:

@@ -14,8 +14,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module._executorch import is_peers, wants_edge, wants_edge_backend
-from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
+from lowerdeck.lowered_module._executorch import is_peers, is_peers_backend, wants_edge
 from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.partitioner import (
     Partitioner,
@@ -41,7 +40,11 @@ from lowerdeck.lowered_module.preprocess.cache import ResultCache
 from lowerdeck.lowered_module.preprocess.preprocess import make_delegate, preprocess_partitions
 from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_copy
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
-from lowerdeck.lowered_module.program.edge_form import edge_form, leave_edge_form
+from lowerdeck.lowered_module.program.edge_form import (
+    edge_form,
+    in_torchs_operators,
+    leave_edge_form,
+)
 from lowerdeck.lowered_module.program.equal_calls import with_merged_calls
 from lowerdeck.lowered_module.program.functional import functional, mark_shared, used_memory
 from lowerdeck.lowered_module.program.late_views import with_late_views
@@ -254,12 +257,12 @@ def _lower_whole(
     specs = list(compile_specs or [])
     program = _regrouped(_functional(edge_program))
     backend = find_backend(backend_id, peers=any(map(is_peers, specs)))
-    kept = edge_form(program) if wants_edge_backend(backend) else program
+    kept = edge_form(program) if is_peers_backend(backend) else program
     kept = shared_copy(program) if kept is program else kept
     convention = flatten_program(kept)
-    next_handle = assign_debug_handles(kept.graph_module)
+    assign_debug_handles(kept.graph_module)
     cut = Cut(backend_id, backend, specs, kept, "that is the whole program")
-    ((result,),) = preprocess({"": [cut]}, first_handle=next_handle).values()
+    ((result,),) = preprocess({"": [cut]}).values()
     leave_edge_form(kept)
     return make_delegate(cut, result, convention)
 
@@ -312,9 +315,6 @@ def _lowered(
     results = preprocess(
         {name: parts.cuts for name, parts in cut.items()},
         together=together,
-        first_handle=max(
-            (parts.next_handle + len(parts.cuts) for parts in cut.values()), default=0
-        ),
     )
     lowered = {}
     for name, parts in cut.items():
@@ -364,9 +364,8 @@ def _partitioned(
     try:
         result: Any
         if isinstance(partitioner, Partitioner):
-            # ``__call__`` of our class is for ExecuTorch's lowering.
             with in_torchs_operators(copied):
-                result = partitioner.partition(copied)
+                result = partitioner(copied)
         else:
             result = partitioner(copied)
     except LoweringError:

@@ -66,60 +66,32 @@ class DelegateMappingBuilder:
         return key
 
     def _identifier(self, identifier: int | str | None) -> int | str:
-        kind = type(next(iter(self._entries), identifier))
         if self._generated and identifier is None:
             return len(self._entries)
+        kind = type(next(iter(self._entries), identifier))
         if self._generated:
-            problem = (
-                f"identifier {identifier!r} was given to a builder that generates its own: "
-                "leave it out, or make the builder with generated_identifiers=False"
-            )
-        elif isinstance(identifier, bool) or not isinstance(identifier, int | str):
-            problem = (
-                f"an int or str identifier is needed, found {identifier!r}: give one, or make the "
-                "builder with generated_identifiers=True"
-            )
+            problem = "the builder generates its own: leave it out"
+        elif not isinstance(identifier, int | str) or type(identifier) is not kind or kind is bool:
+            problem = "an int or str is needed, the same kind for all entries"
         elif identifier in self._entries:
-            problem = (
-                f"identifier {identifier!r} has handles {self._entries[identifier]} "
-                "already: give every entry another identifier"
-            )
-        elif not isinstance(identifier, kind):
-            problem = (
-                f"identifier {identifier!r} is no {kind.__name__} like those before it: a map has "
-                "either int or str identifiers"
-            )
+            problem = f"it has handles {self._entries[identifier]} already: give another one"
         else:
             return identifier
-        raise DelegateMappingError(problem)
+        raise DelegateMappingError(f"found identifier {identifier!r}, but {problem}")
 
 
 def _handles_of(nodes: Nodes | None, handles: Handles | None) -> tuple[int, ...]:
     if (nodes is None) == (handles is None):
-        raise DelegateMappingError(
-            "exactly one of nodes and handles is needed, found "
-            + ("neither" if nodes is None else "both")
-        )
+        raise DelegateMappingError("exactly one of nodes and handles is needed")
     given: Any = nodes if handles is None else handles
     candidates: list[Any] = [given] if isinstance(given, (Node, int)) else list(given)
-    if handles is None:
-        for node in candidates:
-            if not isinstance(node, Node):
-                raise DelegateMappingError(
-                    f"torch.fx nodes are needed, found {node!r} of type {type(node).__name__}"
-                )
-    found = candidates
-    if handles is None:
-        found = [node.meta.get("debug_handle") for node in candidates]
-    collected = {handle for handle in found if handle is not None}
-    for handle in collected:
-        if isinstance(handle, bool) or not isinstance(handle, int):
-            raise DelegateMappingError(
-                f"debug handles are ints, found {handle!r} of type {type(handle).__name__}"
-            )
-    if not collected:
+    found: set[Any] = {
+        candidate.meta.get("debug_handle") if isinstance(candidate, Node) else candidate
+        for candidate in candidates
+    } - {None}
+    if not found or not all(type(handle) is int for handle in found):
         raise DelegateMappingError(
-            f"no debug handle among [{', '.join(map(str, candidates))}]: lower through to_backend, which gives every "
-            'node one, or set node.meta["debug_handle"]'
+            f"no debug handle, or something else, among [{', '.join(map(str, candidates))}]: "
+            'lower through to_backend, which sets node.meta["debug_handle"] of every node'
         )
-    return tuple(sorted(collected))
+    return tuple(sorted(found))

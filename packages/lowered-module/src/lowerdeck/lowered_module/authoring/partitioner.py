@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module._executorch import backend_base
 from lowerdeck.lowered_module.authoring.backend import CompileSpec
-from lowerdeck.lowered_module.authoring.edge_dialect import (
-    in_torchs_operators,
-    marked,
-    offer_to_peer,
-)
-from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.errors import PartitionError
 from lowerdeck.torch_base import OpOverload
 
@@ -79,22 +72,8 @@ class Partitioner(ABC):
         self._spec = MappingProxyType(dict(spec))
 
     def __call__(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return ``partition(exported_program)``.
-
-        ExecuTorch's lowering calls it with programs of its Edge dialect: ``partition`` sees
-        torch's operators in them, and its backends are registered with ExecuTorch.
-        """
-        with in_torchs_operators(exported_program) as is_edge:
-            result = self.partition(exported_program)
-        if not is_edge:
-            return result
-        tags = dict(result.partition_tags)
-        for tag, (name, specs) in result.partition_tags.items():
-            backend, base = find_backend(name), backend_base()
-            if base is not None and not issubclass(backend, base):
-                offer_to_peer(name, backend)
-                tags[tag] = DelegationSpec(name, marked(specs))
-        return PartitionResult(result.tagged_exported_program, tags)
+        """Return ``partition(exported_program)``."""
+        return self.partition(exported_program)
 
     @property
     def spec(self) -> Mapping[str | int | float | bool, object]:

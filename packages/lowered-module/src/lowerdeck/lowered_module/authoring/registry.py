@@ -10,7 +10,6 @@ from typing import Any
 from lowerdeck.inspect import installed_entries
 from lowerdeck.lowered_module._executorch import backend_base, is_peers_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails
-from lowerdeck.lowered_module.authoring.edge_dialect import is_offered
 from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
 
 BACKENDS = "lowerdeck.backends"
@@ -183,7 +182,7 @@ def _subclasses(base: Any) -> Iterator[Any]:
     while waiting:
         cls = waiting.pop(0)
         waiting.extend(cls.__subclasses__())
-        if not getattr(cls, "__abstractmethods__", None) and not is_offered(cls):
+        if not getattr(cls, "__abstractmethods__", None):
             yield cls
 
 

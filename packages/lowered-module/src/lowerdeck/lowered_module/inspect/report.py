@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 
 from lowerdeck.emitter import EmittedProgram
 from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy
 from lowerdeck.lowered_module.inspect.float_weights import FloatWeight
 from lowerdeck.lowered_module.inspect.summary import DelegationSummary
-from lowerdeck.serializer import ExecutionPlan, FileRange, KernelCall, Storage, Tensor
+from lowerdeck.serializer import ExecutionPlan, KernelCall, Tensor
 
 _MOST_CAUSES = 8
 """Reasons that are printed."""
@@ -41,13 +40,7 @@ def report_lines(
     if more := summary.root_causes[_MOST_CAUSES:]:
         yield f"{'':<15}and {len(more)} more: delegation().root_causes in Python"
     yield from map(str, summary.remarks)
-    size = file.stat().st_size
-    yield f"file size      {_size(size)}"
-    for name, count in sorted(_contents(emitted, size).items(), key=lambda item: -item[1]):
-        if count:
-            # Devices have no size.
-            part = f" {count / size:>5.0%}" if size else ""
-            yield f"  {name:<20} {_size(count):>12}{part}"
+    yield f"file size      {_size(file.stat().st_size)}"
     plans = emitted.program.execution_plan
     yield f"planned memory {_size(sum(sum(plan.non_const_buffer_sizes) for plan in plans))}"
     yield from _largest_tensor(plans)
@@ -124,27 +117,6 @@ def _largest_tensor(plans: Sequence[ExecutionPlan]) -> Iterator[str]:
     bounds = "at most " if tensor.shape_dynamism else ""
     shape = f"{bounds}{list(tensor.sizes)} {tensor.scalar_type.name.lower()}"
     yield f"  {'largest tensor':<20} {_size(tensor.nbytes):>12} {shape}{where}"
-
-
-def _contents(emitted: EmittedProgram, file_bytes: int) -> dict[str, int]:
-    program = emitted.program
-    constants = [_view(buffer.storage) for buffer in program.constant_buffer]
-    by_size = {size: list(views) for size, views in groupby(sorted(constants, key=len), len)}
-    named = emitted.named_data.get_named_data_store_output().buffers
-    # The file holds a named blob that is a constant too, such as a tied weight, once.
-    own = [view for view in map(_view, named) if view not in by_size.get(len(view), ())]
-    parts = {
-        "constants": sum(map(len, constants)),
-        "delegate blobs": sum(len(_view(blob.data)) for blob in program.backend_delegate_data),
-        "named data": sum(map(len, own)),
-        "initial state": sum(len(_view(buffer.storage)) for buffer in program.mutable_data or ()),
-    }
-    parts["program and padding"] = max(0, file_bytes - sum(parts.values()))
-    return parts
-
-
-def _view(storage: Storage) -> memoryview:
-    return memoryview(b"" if isinstance(storage, FileRange) else storage).cast("B")
 
 
 def _size(count: int) -> str:

@@ -15,11 +15,11 @@ from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import CycleError, Region, outline
 from lowerdeck.lowered_module._executorch import is_peers
-from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.partition.grouping import Groups, group_by_tag
 from lowerdeck.lowered_module.partition.ownership import settle_ownership
-from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles, take_handles
+from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
+from lowerdeck.lowered_module.program.edge_form import in_torchs_operators
 from lowerdeck.lowered_module.program.functional import refuse_lost_mutation
 from lowerdeck.lowered_module.program.signature import SignatureIndex, sub_program
 from lowerdeck.torch_base import attribute_of
@@ -115,7 +115,6 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
             child = attribute_of(gm, node)
             if isinstance(child, GraphModule):
                 waiting.append((f"{where}{node.target}.", child))
-    take_handles(next_handle + len(cuts))
     return CutProgram(program, cuts, next_handle)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from itertools import zip_longest
 
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from lowerdeck.torch_base import attribute_of
 
@@ -19,50 +20,37 @@ def first_edit(before: GraphModule, after: GraphModule) -> str | None:
         before: The original graph.
         after: The graph returned by the partitioner.
     """
-    old, new = list(before.graph.nodes), list(after.graph.nodes)
-    match: dict[Node, Node] = {}
-    for one, other in zip(old, new, strict=False):
-        match[one] = other
-        if one.op != other.op or not _same_target(one, other):
-            return f"{_call(one)} has become {_call(other)}"
-        if not _same(one.args, other.args, match) or not _same(one.kwargs, other.kwargs, match):
-            return f"{_call(one)} has become {_call(other)}"
-        if one.op == "get_attr":
-            inner, changed = attribute_of(before, one), attribute_of(after, other)
-            if isinstance(inner, GraphModule) and isinstance(changed, GraphModule):
-                edit = first_edit(inner, changed)
-                if edit is not None:
-                    return f"in {one.target}: {edit}"
-            elif type(inner) is not type(changed):
-                return f"attribute {one.target} has become a {type(changed).__name__}"
-    if len(old) != len(new):
-        extra = (old if len(old) > len(new) else new)[min(len(old), len(new))]
-        return f"{_call(extra)} was {'removed' if len(old) > len(new) else 'added'}"
+    forms = (_forms(graph_module) for graph_module in (before, after))
+    for (node, form), (other, changed) in zip_longest(*forms, fillvalue=(None, None)):
+        if form != changed:
+            return f"{_call(node)} has become {_call(other)}"
+        if node is None or other is None or node.op != "get_attr":
+            continue
+        inner, changed_inner = attribute_of(before, node), attribute_of(after, other)
+        if isinstance(inner, GraphModule) and isinstance(changed_inner, GraphModule):
+            edit = first_edit(inner, changed_inner)
+            if edit is not None:
+                return f"in {node.target}: {edit}"
     return None
 
 
-def _same_target(before: Node, other: Node) -> bool:
-    # Placeholders are compared by position, as fx may rename them in copies.
-    return before.op in ("placeholder", "output") or before.target == other.target
-
-
-def _same(before: object, other: object, match: Mapping[Node, Node]) -> bool:
-    # Called for each argument of each node: tuples of types are faster than unions.
-    if isinstance(before, Node):
-        return match.get(before) is other
-    if isinstance(before, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(before) == len(other) and all(
-            _same(a, b, match) for a, b in zip(before, other, strict=True)
+def _forms(graph_module: GraphModule) -> list[tuple[Node | None, object]]:
+    """Return each node with what is compared of it; nodes count by their positions."""
+    places = {node: f"%{place}" for place, node in enumerate(graph_module.graph.nodes)}
+    return [
+        (
+            node,
+            (
+                node.op,
+                # fx may rename placeholders in copies.
+                None if node.op in ("placeholder", "output") else node.target,
+                # Unlike values, texts tell 1 from True, and NaN is itself.
+                repr(map_arg((node.args, node.kwargs), places.__getitem__)),
+            ),
         )
-    if isinstance(before, dict) and isinstance(other, dict):
-        return list(before) == list(other) and all(
-            _same(before[key], other[key], match) for key in before
-        )
-    if isinstance(before, slice) and isinstance(other, slice):
-        ends = ((before.start, other.start), (before.stop, other.stop), (before.step, other.step))
-        return all(_same(a, b, match) for a, b in ends)
-    return before is other or (type(before) is type(other) and bool(before == other))
+        for node in places
+    ]
 
 
-def _call(node: Node) -> str:
-    return node.format_node() or f"{node.op} {node.name}"
+def _call(node: Node | None) -> str:
+    return "nothing" if node is None else node.format_node() or f"{node.op} {node.name}"

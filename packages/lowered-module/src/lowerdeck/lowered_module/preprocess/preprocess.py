@@ -11,7 +11,6 @@ from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module._executorch import backend_own_copy, is_peers_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails, with_plain_bytes
-from lowerdeck.lowered_module.authoring.edge_dialect import in_torchs_operators
 from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
 from lowerdeck.lowered_module.errors import PreprocessError
@@ -19,7 +18,7 @@ from lowerdeck.lowered_module.partition.cut import Cut
 from lowerdeck.lowered_module.preprocess.cache import ResultCache, content_key
 from lowerdeck.lowered_module.preprocess.task import Task
 from lowerdeck.lowered_module.program.copies import backend_copy
-from lowerdeck.lowered_module.program.debug_handles import handles_taken
+from lowerdeck.lowered_module.program.edge_form import in_torchs_operators
 from lowerdeck.lowered_module.program.prepared import give_own_state
 from lowerdeck.lowered_module.progress import Progress, shown
 from lowerdeck.torch_base import source_frame
@@ -31,7 +30,6 @@ def preprocess_partitions(
     executor: Executor | None,
     cache: ResultCache | None,
     progress: Progress | None,
-    first_handle: int,
     together: bool = False,
 ) -> dict[str, list[Any]]:
     """Return the result of each partition of each method, in order.
@@ -41,7 +39,6 @@ def preprocess_partitions(
         executor: Runs the backends; None compiles in this process, one by one.
         cache: Cache of results.
         progress: Called after each partition; None shows a progress bar on a terminal.
-        first_handle: The smallest debug handle above all in use.
         together: Whether a backend that defines ``preprocess_multimethod`` gets its partitions of
             all methods together, in this process and without the cache.
 
@@ -54,7 +51,7 @@ def preprocess_partitions(
     missing: list[Cut] = []
     groups: dict[tuple[str, Any], list[tuple[str, Cut]]] = {}
     count = sum(map(len, cuts.values()))
-    with handles_taken(first_handle), shown(progress, count) as show:
+    with shown(progress, count) as show:
 
         def keep(cut: Cut, result: Any) -> None:
             blob = getattr(result, "processed_bytes", None)

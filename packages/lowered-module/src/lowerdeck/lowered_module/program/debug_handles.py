@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 
 from torch.fx import Graph, GraphModule
 
 from lowerdeck.torch_base import graphs_of
 
 HANDLE = "debug_handle"
-
-# A backend may lower parts of its partition in preprocess: their handles must differ from those of
-# the enclosing program.
-_free: ContextVar[int] = ContextVar(
-    "first unused debug handle of the enclosing programs", default=0
-)
 
 
 def assign_debug_handles(graph_module: GraphModule) -> int:
@@ -30,7 +22,7 @@ def assign_debug_handles(graph_module: GraphModule) -> int:
     """
     all_graphs = list(graphs_of(graph_module))
     highest = max((handle for gm in all_graphs for handle in _handles(gm.graph)), default=0)
-    following = max(1 + highest, _free.get())
+    following = 1 + highest
     for gm in all_graphs:
         for node in gm.graph.nodes:
             # exir numbers get_attr nodes too, and backends written for it require that.
@@ -46,29 +38,3 @@ def _handles(graph: Graph) -> Iterator[int]:
         handle = node.meta.get(HANDLE)
         if isinstance(handle, int):
             yield handle
-
-
-@contextmanager
-def handles_taken(below: int) -> Iterator[None]:
-    """Reserve the handles smaller than ``below`` while the context is active.
-
-    Handles that nested lowerings use stay reserved.
-
-    Args:
-        below: The smallest handle above all used ones.
-    """
-    token = _free.set(max(_free.get(), below))
-    try:
-        yield
-    finally:
-        _free.reset(token)
-
-
-def take_handles(below: int) -> None:
-    """Record that a nested lowering has used the handles smaller than ``below``.
-
-    Args:
-        below: The smallest handle above all used ones.
-    """
-    if _free.get():
-        _free.set(max(_free.get(), below))

@@ -13,9 +13,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import (
-    ExportGraphSignature,
-)
+from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module._executorch import (
@@ -47,6 +45,29 @@ _NUMBERS = "lowerdeck_numbers"
 _NUMBER = "lowerdeck_number"
 # Key of graph module metadata: the original verifiers.
 _VERIFIERS = "lowerdeck_verifiers"
+
+
+@contextlib.contextmanager
+def in_torchs_operators(program: ExportedProgram) -> Iterator[bool]:
+    """Temporarily replace operators of ExecuTorch's Edge dialect by torch's.
+
+    Args:
+        program: Any program; its operators are restored afterwards.
+
+    Yields:
+        Whether it is of that dialect.
+    """
+    changed = []
+    for node in _calls(program.graph_module):
+        operator = edge_operator(node.target)
+        if operator is not None:
+            changed.append((node, node.target))
+            node.target = operator
+    try:
+        yield bool(changed)
+    finally:
+        for node, target in changed:
+            node.target = target
 
 
 def edge_form(program: ExportedProgram) -> ExportedProgram:
