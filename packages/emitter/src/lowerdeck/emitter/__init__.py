@@ -14,8 +14,8 @@ from lowerdeck.emitter.errors import (
     UnsupportedError,
 )
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
-from lowerdeck.emitter.memory import (
-    Lifetime,
+from lowerdeck.emitter.memory.lifetimes import Lifetime
+from lowerdeck.emitter.memory.memory_plan import (
     MemoryPlanner,
     Place,
     PlanRequest,

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from lowerdeck.emitter.bounds import Bounds
 from lowerdeck.emitter.ir.kernels import OFFICIAL_KERNELS, KernelTable
-from lowerdeck.emitter.memory import MemoryPlanner, one_memory
+from lowerdeck.emitter.memory.memory_plan import MemoryPlanner, one_memory
 from lowerdeck.torch_base import OpOverload
 
 

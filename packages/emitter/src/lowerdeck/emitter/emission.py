@@ -8,33 +8,27 @@ from dataclasses import dataclass
 from torch.export import ExportedProgram
 
 from lowerdeck.decompose import methods_on_cpu
-from lowerdeck.emitter.backend import (
-    ChosenFiles,
-    DebugTrace,
-    ExternalWeights,
-    PlanBuilder,
-    constant_plan,
-    is_stem,
-    linearize,
-    stack_frames,
-    unused_handles,
-)
+from lowerdeck.emitter.backend.build_plan import PlanBuilder
+from lowerdeck.emitter.backend.constant_methods import constant_plan
+from lowerdeck.emitter.backend.debug_map import DebugTrace, stack_frames, unused_handles
+from lowerdeck.emitter.backend.external_weights import ChosenFiles, ExternalWeights, is_stem
+from lowerdeck.emitter.backend.linearizing import linearize
 from lowerdeck.emitter.bounds import bounded
 from lowerdeck.emitter.config import EmitConfig
-from lowerdeck.emitter.decompositions import decompose
+from lowerdeck.emitter.decompositions.table import decompose
 from lowerdeck.emitter.errors import EmitterError, UnboundedSizeError
-from lowerdeck.emitter.frontend import (
-    ConstantPool,
-    DelegatePool,
-    StatePool,
-    container_metadata,
-    find_states,
-    read_method,
-)
+from lowerdeck.emitter.frontend.constants import ConstantPool
+from lowerdeck.emitter.frontend.containers import container_metadata
+from lowerdeck.emitter.frontend.delegates import DelegatePool
+from lowerdeck.emitter.frontend.read_graph import read_method
+from lowerdeck.emitter.frontend.state_sharing import find_states
+from lowerdeck.emitter.frontend.states import StatePool
 from lowerdeck.emitter.ir.graph import Method
 from lowerdeck.emitter.ir.instructions import Code
-from lowerdeck.emitter.memory import plan_memory, with_state
-from lowerdeck.emitter.passes import require_kernels, run_passes, write_in_place
+from lowerdeck.emitter.memory.memory_plan import plan_memory, with_state
+from lowerdeck.emitter.passes.pipeline import run_passes
+from lowerdeck.emitter.passes.select_kernels import require_kernels
+from lowerdeck.emitter.passes.writing_in_place import write_in_place
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.serializer import Program
 from lowerdeck.torch_base import collector_held, remove_noop_mode_regions, repair_program

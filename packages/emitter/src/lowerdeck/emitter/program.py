@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lowerdeck.emitter.backend import DelegateSource, InstructionSource
+from lowerdeck.emitter.backend.debug_map import DelegateSource, InstructionSource
 from lowerdeck.serializer import (
     NamedDataStore,
     Program,

@@ -8,7 +8,9 @@ from typing import Any
 
 from lowerdeck.emitter.backend.boxing import SCALAR_TYPES
 from lowerdeck.emitter.backend.external_weights import ExternalWeights
-from lowerdeck.emitter.frontend import ConstantPool, DelegatePool, StatePool
+from lowerdeck.emitter.frontend.constants import ConstantPool
+from lowerdeck.emitter.frontend.delegates import DelegatePool
+from lowerdeck.emitter.frontend.states import StatePool
 from lowerdeck.emitter.ir.instructions import (
     Code,
     DelegateStep,

@@ -8,13 +8,11 @@ import torch
 
 from lowerdeck.emitter.backend.build_plan import PlanBuilder
 from lowerdeck.emitter.errors import UnsupportedError
-from lowerdeck.emitter.frontend import (
-    ConstantPool,
-    DelegatePool,
-    StatePool,
-    ValueFactory,
-    container_metadata,
-)
+from lowerdeck.emitter.frontend.constants import ConstantPool
+from lowerdeck.emitter.frontend.containers import container_metadata
+from lowerdeck.emitter.frontend.delegates import DelegatePool
+from lowerdeck.emitter.frontend.states import StatePool
+from lowerdeck.emitter.frontend.tensors import ValueFactory
 from lowerdeck.emitter.ir.instructions import Code
 from lowerdeck.serializer import ExecutionPlan
 from lowerdeck.torch_base import pytree

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 from torch.export import ExportedProgram
 
-from lowerdeck.emitter.frontend import Provenance
+from lowerdeck.emitter.frontend.provenance import Provenance
 from lowerdeck.emitter.ir.instructions import Code, DelegateStep, KernelStep, Step
 from lowerdeck.serializer import Frame, FrameList
 from lowerdeck.torch_base import module_path, source_frame, source_frames

@@ -30,7 +30,7 @@ from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
 from lowerdeck.emitter.decompositions.volumes import VOLUMES
 from lowerdeck.emitter.errors import DecompositionError, EmitterError, UnsupportedError
-from lowerdeck.emitter.frontend import Provenance
+from lowerdeck.emitter.frontend.provenance import Provenance
 from lowerdeck.emitter.ir.assertions import is_assertion
 from lowerdeck.emitter.ir.kernel_lookup import find_kernel
 from lowerdeck.emitter.ir.kernels import KernelTable

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from lowerdeck.emitter.errors import MemoryPlanError
-from lowerdeck.emitter.frontend import StatePool
+from lowerdeck.emitter.frontend.states import StatePool
 from lowerdeck.emitter.ir.instructions import Code
 from lowerdeck.emitter.memory.lifetimes import Lifetime, lifetimes
 from lowerdeck.emitter.memory.placement import best_fit

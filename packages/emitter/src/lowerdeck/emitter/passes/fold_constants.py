@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter.frontend import layout_of
+from lowerdeck.emitter.frontend.tensors import layout_of
 from lowerdeck.emitter.ir.graph import (
     Block,
     Call,

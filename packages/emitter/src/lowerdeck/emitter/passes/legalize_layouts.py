@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import OutputKind
 
-from lowerdeck.emitter.frontend import layout_of
+from lowerdeck.emitter.frontend.tensors import layout_of
 from lowerdeck.emitter.ir.graph import (
     Block,
     Call,

@@ -8,7 +8,7 @@ from lowerdeck.emitter.ir.instructions import Code, KernelStep, Step
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.runtime_ops import COPY
 from lowerdeck.emitter.ir.values import Role, Storage, TensorValue, root_of
-from lowerdeck.emitter.memory import Spans, spans
+from lowerdeck.emitter.memory.lifetimes import Spans, spans
 from lowerdeck.torch_base import expression_of
 
 
