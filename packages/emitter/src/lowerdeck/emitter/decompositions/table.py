@@ -34,7 +34,6 @@ from lowerdeck.emitter.frontend.provenance import Provenance
 from lowerdeck.emitter.ir.assertions import is_assertion
 from lowerdeck.emitter.ir.kernel_lookup import find_kernel
 from lowerdeck.emitter.ir.kernels import KernelTable
-from lowerdeck.emitter.traced import TracedProgram
 from lowerdeck.torch_base import (
     HigherOrderOperator,
     OperatorBase,
@@ -47,6 +46,7 @@ from lowerdeck.torch_base import (
     pytree,
     schema_of,
     varies,
+    with_parts,
 )
 
 _ATEN = torch.ops.aten
@@ -152,7 +152,7 @@ def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> De
     return Decompositions(rules, composites, {**special, **extra})
 
 
-def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
+def decompose(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgram:
     """Return a program whose operators have kernels; the given one is unchanged.
 
     A program that needs no decomposition is returned as is: retracing takes most of the time.
@@ -176,10 +176,10 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
         RANGES.reset(ranges)
 
 
-def _decomposed(exported: ExportedProgram, settings: EmitConfig) -> TracedProgram:
+def _decomposed(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgram:
     table = decompositions(settings, complex_numbers=has_complex_numbers(exported))
     if not needs_decomposition(exported, table, settings.table):
-        return TracedProgram.of(exported)
+        return exported
     varying = _varying_sizes(exported)
     try:
         parts = decompose_graph(exported, Rules(table.rules, table.composites, by_result=True))
@@ -195,13 +195,13 @@ def _decomposed(exported: ExportedProgram, settings: EmitConfig) -> TracedProgra
             f"{type(error).__name__}: {reason}. The cause above names the line of the model; "
             "rewrite it, or decompose the program yourself before emitting"
         ) from error
-    return TracedProgram(
-        parts.graph_module,
-        parts.graph_signature,
-        parts.state_dict,
-        parts.constants,
-        exported.call_spec,
-        exported.range_constraints,
+    # ``ExportedProgram(...)`` rejects a valid graph in which two buffers get the same new value.
+    return with_parts(
+        exported,
+        graph_module=parts.graph_module,
+        graph_signature=parts.graph_signature,
+        state_dict=dict(parts.state_dict),
+        constants=dict(parts.constants),
     )
 
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from lowerdeck.emitter.bounds import names_of
 from lowerdeck.emitter.errors import InvalidDelegateError, UnsupportedError
 from lowerdeck.emitter.frontend.state_sharing import MUTATIONS, StateView, StateViews
 from lowerdeck.emitter.frontend.tensors import ValueFactory, layout_of
+from lowerdeck.emitter.ir.assertions import is_assertion
 from lowerdeck.emitter.ir.graph import (
     Block,
     Call,
@@ -28,7 +30,6 @@ from lowerdeck.emitter.ir.graph import (
     WriteBack,
 )
 from lowerdeck.emitter.ir.values import Role, TensorValue, Value
-from lowerdeck.emitter.traced import TracedProgram
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,
@@ -45,7 +46,7 @@ _HIGHER_ORDER = torch.ops.higher_order
 
 def read_method(
     name: str,
-    exported: TracedProgram,
+    exported: ExportedProgram,
     *,
     plan_inputs: bool = True,
     states: StateViews = MappingProxyType({}),
@@ -70,7 +71,7 @@ class _Reader:
     def __init__(
         self,
         name: str,
-        exported: TracedProgram,
+        exported: ExportedProgram,
         plan_inputs: bool,
         states: StateViews,
     ) -> None:
@@ -78,7 +79,7 @@ class _Reader:
         self._name = name
         self._plan_inputs = plan_inputs
         self._exported = exported
-        self._factory = ValueFactory(name, names_of(exported.graph), exported.ranges)
+        self._factory = ValueFactory(name, names_of(exported.graph), exported.range_constraints)
         self._env: dict[fx.Node, Any] = {}
         self._memories: dict[str, TensorValue] = {}
 
@@ -123,7 +124,7 @@ class _Reader:
         call = exported.call_spec
         return Method(
             *(self._name, inputs, outputs, block, write_backs),
-            *(call.in_spec, call.out_spec, exported.ranges),
+            *(call.in_spec, call.out_spec, exported.range_constraints),
         )
 
     def _as_written(self, target: Any, value: Any, block: Block) -> Any:
@@ -238,7 +239,7 @@ class _Reader:
             result, _ = self._results(node)
             args = self._by_schema(target, args, node.kwargs)
             outs = [value for value in result[1:] if value is not None]
-            return Call(target, args, outs, node, effect=True), result
+            return Call(target, args, outs, node, effect=not is_assertion(target)), result
         if node.target is _HIGHER_ORDER.auto_functionalized_v2:
             return self._rewriting(node)
         args = self._arguments(node)
@@ -378,29 +379,28 @@ class _Reader:
         )
 
     def _map(self, node: fx.Node) -> Operation:
-        body, xs, *optional_operands = self._look_up(node.args)
-        extra = optional_operands[0] if optional_operands else ()
-        inner = [item for item in body.graph.nodes if item.op == "placeholder"]
-        rows = self._fresh(f"{node.name}.row", [item.meta["val"] for item in inner[: len(xs)]])
-        block = self._sub_block(body, [*rows, *extra])
-        stacked = self._fresh(node.name, node.meta["val"])
-        _let_grow(stacked)
-        return Scan([], [], list(xs), rows, block, stacked, False, node)
+        body, xs, *extra = self._look_up(node.args)
+        return self._loop(node, body, [], xs, *extra)
 
     def _scan(self, node: fx.Node) -> Operation:
-        body, initial, xs, *optional_operands = self._look_up(node.args)
-        extra = optional_operands[0] if optional_operands else ()
+        return self._loop(node, *self._look_up(node.args))
+
+    def _loop(
+        self, node: fx.Node, body: Any, initial: Sequence[Any], xs: Sequence[Any], extra: Any = ()
+    ) -> Operation:
+        """Return a scan; a map carries nothing."""
         inner = [item for item in body.graph.nodes if item.op == "placeholder"]
-        metas = list(node.meta["val"])
-        carried = self._fresh(f"{node.name}.carry", metas[: len(initial)])
+        metas, count = list(node.meta["val"]), len(initial)
+        carried = self._fresh(f"{node.name}.carry", metas[:count])
         rows = self._fresh(
-            f"{node.name}.row",
-            [item.meta["val"] for item in inner[len(initial) : len(initial) + len(xs)]],
+            f"{node.name}.row", [item.meta["val"] for item in inner[count : count + len(xs)]]
         )
         block = self._sub_block(body, [*carried, *rows, *extra])
-        stacked = self._fresh(node.name, metas[len(initial) :])
-        _let_grow(stacked)
-        return Scan(list(initial), carried, list(xs), rows, block, stacked, False, node)
+        stacked = self._fresh(node.name, metas[count:])
+        for value in stacked:
+            if isinstance(value, TensorValue):
+                value.grows = True
+        return Scan(list(initial), carried, list(xs), rows, block, stacked, node)
 
 
 def _broadcast_size(left: Sequence[int], right: Sequence[int]) -> int:
@@ -408,12 +408,6 @@ def _broadcast_size(left: Sequence[int], right: Sequence[int]) -> int:
     rank = max(len(left), len(right))
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in (left, right)]
     return prod(b if a == 1 else a for a, b in zip(*padded, strict=True))
-
-
-def _let_grow(stacked: Sequence[Any]) -> None:
-    for value in stacked:
-        if isinstance(value, TensorValue):
-            value.grows = True
 
 
 def tree_leaves_keep_none(results: Sequence[Any]) -> list[Any]:

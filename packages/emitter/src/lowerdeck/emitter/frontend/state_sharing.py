@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.frontend.tensors import layout_of
-from lowerdeck.emitter.traced import TracedProgram
 from lowerdeck.torch_base import FakeTensor, data_address
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -78,7 +78,7 @@ class _Member:
 _Groups: TypeAlias = dict[tuple[str, int], list[_Member]]
 
 
-def find_states(programs: Mapping[str, TracedProgram], *, by_name: bool) -> StateViews:
+def find_states(programs: Mapping[str, ExportedProgram], *, by_name: bool) -> StateViews:
     """Return the view of each name of each method that aliases written memory.
 
     Reads are included: a method must observe the writes of others.
@@ -111,7 +111,7 @@ def _written(groups: _Groups) -> Iterable[list[_Member]]:
     return [group for group in _distinct(groups) if any(member.mutated for member in group)]
 
 
-def _members(method: str, exported: TracedProgram) -> Iterable[_Member]:
+def _members(method: str, exported: ExportedProgram) -> Iterable[_Member]:
     signature = exported.graph_signature
     mutated = {spec.target for spec in signature.output_specs if spec.kind in MUTATIONS}
     placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]

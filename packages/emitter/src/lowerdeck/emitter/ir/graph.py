@@ -98,11 +98,9 @@ class Block:
     """A basic block, whose operations may have nested blocks.
 
     Attributes:
-        params: Block parameters.
         results: Its results: values, or literals.
     """
 
-    params: list[Value] = field(default_factory=list)
     body: list[Operation] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
 
@@ -113,7 +111,7 @@ class Cond:
 
     Attributes:
         predicate: A bool tensor, a run-time bool, or a literal.
-        branches: The block for true, the block for false; neither has parameters.
+        branches: The block for true, the block for false.
         outs: One value for each result of the branches.
     """
 
@@ -158,7 +156,6 @@ class Scan:
         rows: The row of each of ``xs``, which the body reads.
         body: Block with a result for each carried value, then one for each of ``stacked``.
         stacked: Tensors into which the row results are stacked.
-        reverse: Whether rows are visited from the last to the first.
     """
 
     initial: list[Any]
@@ -167,7 +164,6 @@ class Scan:
     rows: list[TensorValue]
     body: Block
     stacked: list[TensorValue]
-    reverse: bool
     origin: fx.Node | None
 
     @property

@@ -84,9 +84,7 @@ def _guard(
     _fill(call, empty, filled, table)
     # Both branches write the outputs, so nothing is copied after them.
     filled.results = list(call.outs)
-    body.append(
-        Cond(nothing, (filled, Block([], [call], list(call.outs))), call.outs, call.origin)
-    )
+    body.append(Cond(nothing, (filled, Block([call], list(call.outs))), call.outs, call.origin))
 
 
 def _fill(call: Call, empty: _Empty, block: Block, table: KernelTable) -> None:

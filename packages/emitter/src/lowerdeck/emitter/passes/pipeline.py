@@ -9,7 +9,6 @@ from lowerdeck.emitter.ir.graph import Method
 from lowerdeck.emitter.passes.center_norms import center_norms
 from lowerdeck.emitter.passes.compose_linears import compose_linears
 from lowerdeck.emitter.passes.compute_numbers import compute_numbers
-from lowerdeck.emitter.passes.drop_assertions import drop_assertions
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
 from lowerdeck.emitter.passes.fold_constants import fold_constants
 from lowerdeck.emitter.passes.group_products import group_products
@@ -37,7 +36,7 @@ def run_passes(
         MissingKernelError: The runtime lacks a kernel.
         UnsupportedError: An operator is undefined for its tensor.
     """
-    drop_assertions(method)
+    # Assertions, for which there are no kernels, have no results.
     drop_dead_code(method)
     compute_numbers(method)
     compose_linears(method, config.table)
