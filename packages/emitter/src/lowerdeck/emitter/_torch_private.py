@@ -24,7 +24,6 @@ __all__ = [
     "dimension_names",
     "inferring_shapes",
     "is_known",
-    "number_functions",
     "operator_schemas",
     "overload_packet",
     "reference_decompositions",
@@ -40,18 +39,6 @@ def operator_schemas(name: str) -> Sequence[torch.FunctionSchema]:
 def overload_packet(operator: OpOverload) -> OpOverloadPacket:
     """Return the overload packet of an overload's operator."""
     return operator._overloadpacket
-
-
-def number_functions() -> dict[Callable[..., Any], OpOverload]:
-    """Return torch's unary functions on symbolic numbers, mapped to tensor operators."""
-    aten = torch.ops.aten
-    kernels: dict[Callable[..., Any], OpOverload] = {torch.sym_sqrt: aten.sqrt.default}
-    names = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
-    for name in names:
-        function = getattr(torch, f"_sym_{name}", None)
-        if function is not None:
-            kernels[function] = getattr(aten, name).default
-    return kernels
 
 
 @contextmanager

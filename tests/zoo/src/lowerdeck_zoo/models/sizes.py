@@ -17,8 +17,8 @@ def _powers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _rounding(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    n, m = x.shape
-    return x * math.floor(n / 2.5), x * round(n / 3), x * abs(n - m), x * (n << 2) + (m >> 1)
+    n = x.shape[0]
+    return x * math.floor(n / 2.5), x * round(n / 3)
 
 
 def _truths(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -27,13 +27,11 @@ def joined(x: torch.Tensor) -> torch.Tensor:
 
 
 _LISTS = {
-    "split_copy": lambda x: torch.split_copy(x, 2, 1),
     "split_with_sizes": lambda x: x.split([2, 4], 1),
-    "split_with_sizes_copy": lambda x: torch.split_with_sizes_copy(x, [2, 4], 1),
     "unsafe_split": lambda x: torch.unsafe_split(x, 2, 1),
     "unsafe_split_with_sizes": lambda x: torch.unsafe_split_with_sizes(x, [2, 4], 1),
     "tensor_split": lambda x: torch.tensor_split(x, 4, 1),
-    "unbind_copy": lambda x: torch.unbind_copy(x, 1),
+    "unbind": lambda x: x.unbind(1),
     "hsplit": lambda x: x.hsplit(3),
     "var_mean": lambda x: torch.var_mean(x, 1),
     "topk": lambda x: x.topk(2, 1),

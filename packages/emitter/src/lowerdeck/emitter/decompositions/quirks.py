@@ -121,24 +121,6 @@ def var_mean(
     )
 
 
-def left_shift(self: torch.Tensor, other: Any) -> torch.Tensor:
-    """Return ``__lshift__`` by the operator that has a kernel."""
-    return torch.bitwise_left_shift(self, other)
-
-
-def right_shift(self: torch.Tensor, other: Any) -> torch.Tensor:
-    """Return ``__rshift__`` by the operator that has a kernel."""
-    return torch.bitwise_right_shift(self, other)
-
-
-def narrow_copy(self: torch.Tensor, dim: int, start: int, length: int) -> Any:
-    """Return ``narrow_copy``: the kernel aborts on a negative dimension or start."""
-    dim %= self.dim()
-    if isinstance(start, int) and start < 0:
-        start = start + self.size(dim)
-    return _ATEN.slice.Tensor(self, dim, start, start + length).clone()
-
-
 def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     """Return ``unbind`` of a dynamic shape as selects: the kernel does not resize its outputs."""
     if _has_one_shape(self):
@@ -146,32 +128,11 @@ def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     return [torch.select(self, dim, index) for index in range(self.size(dim))]
 
 
-def unbind_copy(self: torch.Tensor, dim: int = 0) -> Any:
-    """Return ``unbind_copy`` of a dynamic shape as selects, for the same fault."""
-    if _has_one_shape(self):
-        return NotImplemented
-    return [_ATEN.select_copy.int(self, dim, index) for index in range(self.size(dim))]
-
-
 def split(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
     """Return ``split`` of a dynamic shape as ``split_with_sizes``, for the same fault."""
     if _has_one_shape(self) and isinstance(split_size, int):
         return NotImplemented
     return _ATEN.split_with_sizes.default(self, _part_sizes(self, split_size, dim), dim)
-
-
-def split_copy(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
-    """Return ``split_copy`` of a dynamic shape by sizes, for the same fault."""
-    if _has_one_shape(self) and isinstance(split_size, int):
-        return NotImplemented
-    return split_with_sizes_copy(self, _part_sizes(self, split_size, dim), dim)
-
-
-def split_with_sizes_copy(self: torch.Tensor, split_sizes: Sequence[Any], dim: int = 0) -> Any:
-    """Return ``split_with_sizes_copy`` as views and copies: tracing it specializes sizes."""
-    if _has_one_shape(self):
-        return NotImplemented
-    return [part.clone() for part in _ATEN.split_with_sizes.default(self, split_sizes, dim)]
 
 
 def _part_sizes(self: torch.Tensor, split_size: Any, dim: int) -> list[Any]:
@@ -271,12 +232,8 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.constant_pad_nd.default: constant_pad,
     _ATEN.roll.default: roll,
     _ATEN.var_mean.correction: var_mean,
-    _ATEN.narrow_copy.default: narrow_copy,
     _ATEN.unbind.int: unbind,
-    _ATEN.unbind_copy.int: unbind_copy,
     _ATEN.split.Tensor: split,
-    _ATEN.split_copy.Tensor: split_copy,
-    _ATEN.split_with_sizes_copy.default: split_with_sizes_copy,
     _ATEN.logit.default: logit,
     _ATEN.empty_permuted.default: empty,
     **{
@@ -293,8 +250,8 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.exp2.default: power_of_two,
     _ATEN.hypot.default: hypotenuse,
     _ATEN.histc.default: histogram,
-    _ATEN.__lshift__.Tensor: left_shift,
-    _ATEN.__lshift__.Scalar: left_shift,
-    _ATEN.__rshift__.Tensor: right_shift,
-    _ATEN.__rshift__.Scalar: right_shift,
+    _ATEN.__lshift__.Tensor: torch.bitwise_left_shift,
+    _ATEN.__lshift__.Scalar: torch.bitwise_left_shift,
+    _ATEN.__rshift__.Tensor: torch.bitwise_right_shift,
+    _ATEN.__rshift__.Scalar: torch.bitwise_right_shift,
 }

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import number_functions
 from lowerdeck.emitter.ir.graph import Call, Method, Operation
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue, Value
 from lowerdeck.emitter.passes.rewriting import Rule, by_target, rewrite
@@ -66,29 +65,10 @@ def _either(call: Call, _before: list[Operation]) -> None:
         _become(call, torch.sym_ite, left, True, right)
 
 
-def _size_of_number(call: Call, before: list[Operation]) -> None:
-    (number,) = call.args
-    negative = _number(operator.lt, [number, 0], bool, call, before)
-    turned = _number(operator.neg, [number], _kind(number), call, before)
-    _become(call, torch.sym_ite, negative, turned, number)
-
-
 def _floor(call: Call, before: list[Operation]) -> None:
     turned = _number(operator.neg, call.args, _kind(call.args[0]), call, before)
     above = _number(math.ceil, [turned], int, call, before)
     _become(call, operator.neg, above)
-
-
-def _left(call: Call, _before: list[Operation]) -> None:
-    number, bits = call.args
-    if isinstance(bits, int):
-        _become(call, operator.mul, number, 1 << bits)
-
-
-def _right(call: Call, _before: list[Operation]) -> None:
-    number, bits = call.args
-    if isinstance(bits, int):
-        _become(call, operator.floordiv, number, 1 << bits)
 
 
 def _rounded(call: Call, _before: list[Operation]) -> None:
@@ -123,14 +103,10 @@ def _power(call: Call, before: list[Operation]) -> None:
     _item(_computed(target, args, call, before), call, before)
 
 
-def _by_kernel(target: OpOverload) -> Rule:
-    """Return a rule that computes a function of a number on a tensor."""
-
-    def rule(call: Call, before: list[Operation]) -> None:
-        args = [_tensor(call.args[0], call, before)]
-        _item(_computed(target, args, call, before), call, before)
-
-    return rule
+def _root(call: Call, before: list[Operation]) -> None:
+    """Compute on a tensor: no kernel takes the root of a number."""
+    args = [_tensor(call.args[0], call, before)]
+    _item(_computed(_ATEN.sqrt.default, args, call, before), call, before)
 
 
 def _tensor(number: Any, call: Call, before: list[Operation]) -> TensorValue:
@@ -163,13 +139,9 @@ _RULES: dict[Any, Rule] = {
     operator.ne: _unequal,
     operator.and_: _both,
     operator.or_: _either,
-    operator.abs: _size_of_number,
-    abs: _size_of_number,
     math.floor: _floor,
-    operator.lshift: _left,
-    operator.rshift: _right,
     operator.pow: _power,
     round: _rounded,
     torch.sym_sum: _total,
-    **{function: _by_kernel(kernel) for function, kernel in number_functions().items()},
+    torch.sym_sqrt: _root,
 }

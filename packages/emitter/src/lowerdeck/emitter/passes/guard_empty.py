@@ -13,13 +13,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from lowerdeck.emitter.errors import UnsupportedError
 from lowerdeck.emitter.ir.graph import Block, Call, Cond, Method, Operation
 from lowerdeck.emitter.ir.kernel_lookup import find_kernel
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.values import ScalarValue, TensorValue
 from lowerdeck.emitter.passes.rewriting import rewrite
-from lowerdeck.emitter.passes.select_kernels import source_of
 from lowerdeck.torch_base import size_range
 
 _ATEN = torch.ops.aten
@@ -216,17 +214,6 @@ def _padding(call: Call) -> _Empty:
     return _Empty(_all_sizes(source), shape, value)
 
 
-def _must_have_one(call: Call) -> None:
-    """Reject calls for which torch raises at run time, but not at export."""
-    source = call.args[0]
-    if any(size == 0 for size in source.shape):
-        raise UnsupportedError(
-            f"{call.op_name} of a tensor without elements, of shape {tuple(source.shape)}, is "
-            f"undefined, and torch raises an error: {source_of(call.origin)}; give it at least "
-            "one"
-        )
-
-
 _RULES: dict[Any, _Rule] = {
     _ATEN.mm.default: _matrix_product,
     _ATEN.bmm.default: _matrix_product,
@@ -236,6 +223,4 @@ _RULES: dict[Any, _Rule] = {
     _ATEN._log_softmax.default: _alike,
     _ATEN.cat.default: _concatenation,
     _ATEN.constant_pad_nd.default: _padding,
-    _ATEN.max.default: _must_have_one,
-    _ATEN.min.default: _must_have_one,
 }
