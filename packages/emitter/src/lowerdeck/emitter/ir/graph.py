@@ -35,6 +35,8 @@ class Kernel:
         return f"{self.name}.{self.overload}" if self.overload else self.name
 
 
+VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "reshape"})
+"""Other names of ``view``: with static sizes they are one kernel."""
 _OPERATORS: dict[int, tuple[OpOverload, str]] = {}
 """Cache of operator names."""
 
@@ -81,6 +83,12 @@ class Call:
         if isinstance(self.target, Kernel):
             return self.target.name.partition("::")[2]
         return str(getattr(self.target, "__name__", self.target))
+
+    @property
+    def view_name(self) -> str:
+        """Return the name of a view, which its copying variant and synonyms share."""
+        name = self.op_name.removesuffix("_copy")
+        return "view" if name in VIEWS else name
 
 
 @dataclass(eq=False, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lowerdeck.emitter._torch_private import operator_schemas
-from lowerdeck.emitter.ir.graph import Kernel
+from lowerdeck.emitter.ir.graph import VIEWS, Kernel
 from lowerdeck.torch_base import OpOverload, schema_of
 
 _FACTORY = ("dtype", "layout", "device", "pin_memory")
@@ -16,7 +16,6 @@ _VIEWS_NAMES = """
     squeeze t transpose unbind unfold unsqueeze view view_as_real
 """
 _VIEWS = frozenset(_VIEWS_NAMES.split())
-_RENAMED = {"_unsafe_view": "view_copy", "_reshape_alias": "view_copy", "reshape": "view_copy"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,8 @@ def copying_name(name: str) -> str:
     space, _, short = name.partition("::")
     if space != "aten":
         return name
-    if short in _RENAMED:
-        return f"{space}::{_RENAMED[short]}"
+    if short in VIEWS:
+        return f"{space}::view_copy"
     return f"{name}_copy" if short in _VIEWS else name
 
 

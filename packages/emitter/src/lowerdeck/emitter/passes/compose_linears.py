@@ -19,7 +19,7 @@ from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
 _NEEDED = "aten::linear.out"
-_TRANSPOSED = {"t", "t_copy", "transpose", "transpose_copy", "permute", "permute_copy"}
+_TRANSPOSED = {"t", "transpose", "permute"}
 _Sources = Mapping[Any, TensorValue]
 
 
@@ -47,7 +47,7 @@ def _in_block(block: Block, around: _Sources) -> None:
             _in_block(inner, sources)
         if not isinstance(operation, Call) or not isinstance(operation.target, OpOverload):
             continue
-        if operation.op_name in _TRANSPOSED:
+        if operation.view_name in _TRANSPOSED:
             source = _transposed(operation)
             if source is not None:
                 sources[operation.outs[0]] = source
@@ -69,9 +69,9 @@ def _transposed(call: Call) -> TensorValue | None:
         return None
     if any(isinstance(dim, ScalarValue) for dim in dims):
         return None
-    if call.op_name.startswith("permute"):
+    if call.view_name == "permute":
         order = [dim % 2 for dim in dims[0]]
-    elif call.op_name.startswith("transpose"):
+    elif call.view_name == "transpose":
         order = [0, 1] if dims[0] % 2 == dims[1] % 2 else [1, 0]
     else:
         order = [1, 0]

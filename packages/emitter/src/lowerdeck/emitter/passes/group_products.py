@@ -22,13 +22,7 @@ _ATEN = torch.ops.aten
 _VIEW, _PERMUTE = _ATEN.view_copy.default, _ATEN.permute_copy.default
 _WIDE = 32
 """Multiplications per copied element above which a copy is cheap."""
-_VIEW_NAMES = """
-    view view_copy _unsafe_view _reshape_alias reshape unsqueeze unsqueeze_copy squeeze
-    squeeze_copy clone alias alias_copy detach
-"""
-_VIEWS = frozenset(_VIEW_NAMES.split())
-_EXPANDS = frozenset({"expand", "expand_copy"})
-_PERMUTES = frozenset({"permute", "permute_copy"})
+_VIEWS = frozenset({"view", "unsqueeze", "squeeze", "clone", "alias", "detach"})
 
 
 class _Origin(NamedTuple):
@@ -94,23 +88,23 @@ def _origin(
             break
         if source.dtype != value.dtype or not _is_plain(source) or not _is_plain(value):
             break
-        if call.op_name in _EXPANDS and source.sizes != value.sizes:
+        if call.view_name == "expand" and source.sizes != value.sizes:
             count, matrix = value.sizes[-3], value.sizes[-2:]
             fits = all(sizes[-3] % count == 0 for _, sizes in steps) if count > 1 else False
             if not fits or source.sizes != (*value.sizes[:-3], 1, *matrix):
                 break
             return _Origin(source, count, steps[::-1], transposed)
-        if call.op_name in _PERMUTES:
+        if call.view_name == "permute":
             order = [dim % source.rank for dim in call.args[1]]
             if transposed or order != _swapped(range(source.rank)):
                 break
             transposed = True
             steps = [(view, _swapped(sizes)) for view, sizes in steps]
-        elif call.op_name in _VIEWS or _scales(call):
+        elif call.view_name in _VIEWS or _scales(call):
             if source.sizes[-2:] != value.sizes[-2:]:
                 break
             steps.append((call, [*value.sizes]))
-        elif call.op_name not in _EXPANDS:
+        elif call.view_name != "expand":
             break
         value = source
     is_worth = transposed and _is_less(product, value)

@@ -19,14 +19,12 @@ from lowerdeck.emitter.ir.graph import (
 from lowerdeck.emitter.ir.values import TensorValue, Value
 from lowerdeck.torch_base import expression_of
 
-_COPIES = """
-    alias alias_copy clone detach detach_copy expand expand_copy lift_fresh_copy _to_copy view
-    view_copy _unsafe_view _reshape_alias reshape slice slice_copy _clone_dim_order
-"""
-_MAY_CHANGE_NOTHING = frozenset(_COPIES.split())
-_PERMUTES = frozenset({"permute", "permute_copy"})
-_TO_PAIRS = frozenset({"view_as_real", "view_as_real_copy"})
-_VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias", "reshape"})
+_MAY_CHANGE_NOTHING = frozenset(
+    {
+        *("alias", "clone", "detach", "expand", "lift_fresh", "_to", "view", "slice"),
+        "_clone_dim_order",
+    }
+)
 
 
 def remove_copies(method: Method) -> None:
@@ -73,14 +71,13 @@ def _sweep(block: Block, replaced: dict[Value, Any], producers: dict[Value, Call
 
 def _join(call: Call, producers: dict[Value, Call]) -> None:
     """Merge a view or permutation into the one that reads it."""
-    name = call.op_name
-    if name not in _PERMUTES and name not in _VIEWS:
+    name = call.view_name
+    if name not in ("permute", "view"):
         return
-    family = _PERMUTES if name in _PERMUTES else _VIEWS
     before = producers.get(call.args[0])
-    if before is None or before.op_name not in family:
+    if before is None or before.view_name != name:
         return
-    if family is _PERMUTES:
+    if name == "permute":
         rank = before.args[0].rank
         first = [dim % max(rank, 1) for dim in before.args[1]]
         call.args = [before.args[0], [first[dim % max(rank, 1)] for dim in call.args[1]]]
@@ -90,7 +87,7 @@ def _join(call: Call, producers: dict[Value, Call]) -> None:
 
 def _pairs_of(call: Call, producers: dict[Value, Call]) -> Value | None:
     """Return the pairs of real numbers if ``call`` undoes their conversion to complex numbers."""
-    if call.op_name not in _TO_PAIRS:
+    if call.view_name != "view_as_real":
         return None
     before = producers.get(call.args[0])
     if before is None or before.op_name != "view_as_complex":
@@ -123,7 +120,7 @@ def _changes_nothing(call: Call) -> bool:
         return False
     if not _same_shape(source, out):
         return False
-    if call.op_name in _PERMUTES:
+    if call.view_name == "permute":
         rank = max(source.rank, 1)
         return [dim % rank for dim in call.args[1]] == list(range(source.rank))
     if call.op_name == "add":
@@ -132,7 +129,7 @@ def _changes_nothing(call: Call) -> bool:
             type(call.args[1]) is int and call.args[1] == 0 and not source.dtype.is_floating_point
         )
     # A slice of the full length.
-    return call.op_name in _MAY_CHANGE_NOTHING or source is not call.args[0]
+    return call.view_name in _MAY_CHANGE_NOTHING or source is not call.args[0]
 
 
 def _same_shape(left: TensorValue, right: TensorValue) -> bool:

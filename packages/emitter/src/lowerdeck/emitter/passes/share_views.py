@@ -11,22 +11,11 @@ from lowerdeck.emitter.ir.graph import Call, Method, all_blocks
 from lowerdeck.emitter.ir.runtime_ops import RESHAPE_IN_PLACE
 from lowerdeck.emitter.ir.values import Role, TensorValue, root_of
 
-_RESHAPES_NAMES = """
-    view view_copy _unsafe_view _reshape_alias reshape unsqueeze unsqueeze_copy squeeze
-    squeeze_copy
-"""
-_RESHAPES = frozenset(_RESHAPES_NAMES.split())
-_VIEWS = frozenset({"view", "view_copy", "_unsafe_view", "_reshape_alias", "reshape"})
+_RESHAPES = frozenset({"view", "unsqueeze", "squeeze"})
 # A complex number has the same bytes as a pair of real ones.
-_PAIRS = frozenset({"view_as_complex", "view_as_real", "view_as_real_copy"})
-_SAME_NAMES = """
-    alias alias_copy detach detach_copy clone lift_fresh_copy _to_copy expand expand_copy
-"""
-_SAME = frozenset(_SAME_NAMES.split())
-_PERMUTES_NAMES = """
-    permute permute_copy transpose transpose_copy t t_copy
-"""
-_PERMUTES = frozenset(_PERMUTES_NAMES.split())
+_PAIRS = frozenset({"view_as_complex", "view_as_real"})
+_SAME = frozenset({"alias", "detach", "clone", "lift_fresh", "_to", "expand"})
+_PERMUTES = frozenset({"permute", "transpose", "t"})
 
 
 def share_views(method: Method) -> None:
@@ -53,7 +42,7 @@ def _share(call: Call, at_run_time: dict[TensorValue, TensorValue]) -> None:
     outs = [out for out in call.outs if isinstance(out, TensorValue)]
     if not isinstance(source, TensorValue) or not outs:
         return
-    if call.op_name in _PAIRS:
+    if call.view_name in _PAIRS:
         _share_pairs(source, outs[0])
         return
     if any(out.dtype.itemsize != source.dtype.itemsize for out in outs):
@@ -83,7 +72,7 @@ def _share_pairs(source: TensorValue, out: TensorValue) -> None:
 
 def _reads_bits(call: Call) -> bool:
     """Return whether ``call`` reinterprets the same bytes as another dtype."""
-    return call.op_name in _RESHAPES and isinstance(call.args[1], torch.dtype)
+    return call.view_name in _RESHAPES and isinstance(call.args[1], torch.dtype)
 
 
 def _varies(source: TensorValue) -> bool:
@@ -99,10 +88,10 @@ def _size_at_run_time(call: Call, source: TensorValue, out: TensorValue) -> list
     if out.nbytes > source.nbytes:
         # The product of the bounds exceeds the bytes that the runtime has for the source.
         return None
-    name = call.op_name
+    name = call.view_name
     if name not in _RESHAPES and not (name in _PERMUTES and _keeps_order(call, source)):
         return None
-    if name in _VIEWS:
+    if name == "view":
         return list(call.args[1])
     # The runtime can infer one dimension.
     size = [dim if isinstance(dim, int) else -1 for dim in out.shape]
@@ -111,7 +100,7 @@ def _size_at_run_time(call: Call, source: TensorValue, out: TensorValue) -> list
 
 def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Sequence[int] | None:
     """Return the offset of each output in the bytes of ``source``; None if it must be computed."""
-    name, args, out = call.op_name, call.args, outs[0]
+    name, args, out = call.view_name, call.args, outs[0]
     if name in _SAME:
         return [0] if _alike(source, out) else None
     if not source.contiguous or any(not part.contiguous for part in outs):
@@ -120,18 +109,16 @@ def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Se
         return [0]
     if name in _PERMUTES:
         return [0] if _keeps_order(call, source) else None
-    if name in ("select", "select_copy") and _outermost(args[1], source):
+    if name == "select" and _outermost(args[1], source):
         index = args[2]
         if not isinstance(index, int):
             return None
         first = _first_dim(args[1], source)
         return [(index % source.sizes[first]) * out.nbytes]
-    if name in ("slice", "slice_copy") and _outermost(args[1], source):
+    if name == "slice" and _outermost(args[1], source):
         return _slice_offset(args, source)
-    if name in ("split_with_sizes", "split_with_sizes_copy", "split", "split_copy", "unbind") or (
-        name == "unbind_copy"
-    ):
-        dim = args[1] if name.startswith("unbind") else args[2]
+    if name in ("split_with_sizes", "split", "unbind"):
+        dim = args[1] if name == "unbind" else args[2]
         if not _outermost(dim, source):
             return None
         starts = [0]
@@ -169,11 +156,11 @@ def _slice_offset(args: Sequence[Any], source: TensorValue) -> list[int] | None:
 
 def _keeps_order(call: Call, source: TensorValue) -> bool:
     """Return whether a permutation moves only dimensions of size 1."""
-    rank, name, args = source.rank, call.op_name, call.args
+    rank, name, args = source.rank, call.view_name, call.args
     order = list(range(rank))
-    if name.startswith("permute"):
+    if name == "permute":
         order = [dim % max(rank, 1) for dim in args[1]]
-    elif name.startswith("transpose"):
+    elif name == "transpose":
         first, second = (dim % max(rank, 1) for dim in args[1:3]) if rank else (0, 0)
         if rank:
             order[first], order[second] = order[second], order[first]
