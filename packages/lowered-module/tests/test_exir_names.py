@@ -9,7 +9,6 @@ import torch
 from lowered_helpers import by_name
 from torch.export import ExportedProgram
 
-from lowerdeck.emitter import EmitConfig
 from lowerdeck.lowered_module import (
     LoweredBackendModule,
     MethodProgramsPartitionerSpec,
@@ -109,5 +108,3 @@ def test_a_program_is_emitted_with_exirs_words() -> None:
     lowered = to_backend("VerbatimBackend", PROGRAM, [])
     assert lowered.program(emit_stacktrace=True).execution_plan[0].chains[0].stacktrace
     assert not lowered.program().execution_plan[0].chains[0].stacktrace
-    with pytest.raises(TypeError, match="give one"):
-        lowered.program(memory_planning=EmitConfig(), config=EmitConfig())

@@ -114,8 +114,6 @@ class LoweredBackendModule(torch.nn.Module):
         self,
         emit_stacktrace: bool = False,
         memory_planning: EmitConfig | None = None,
-        *,
-        config: EmitConfig | None = None,
     ) -> Program:
         """Return a whole program for the runtime that only calls this delegate.
 
@@ -125,16 +123,8 @@ class LoweredBackendModule(torch.nn.Module):
         Args:
             emit_stacktrace: Whether instructions have the stack trace of the user's code.
             memory_planning: Settings of the emission, including the memory planner.
-            config: The same under the name of :func:`lowerdeck.emitter.emit`; pass one of the two.
-
-        Raises:
-            TypeError: ``memory_planning`` and ``config`` are both passed.
         """
-        if memory_planning is not None and config is not None:
-            raise TypeError(
-                "found memory_planning and config, which are two names of one argument: give one"
-            )
-        return self._emitted(memory_planning or config, stack_traces=emit_stacktrace).program
+        return self._emitted(memory_planning, stack_traces=emit_stacktrace).program
 
     def buffer(
         self,

@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import Node
 
 from lowerdeck.lowered_module._torch_private import active_fake_mode, fake_mode_of
 from lowerdeck.lowered_module.program.edge_form import in_torch_operators
@@ -27,9 +26,9 @@ from lowerdeck.torch_base import (
     Extent,
     FakeTensorMode,
     MemoryMap,
-    MemoryUse,
     OwnCopies,
     set_program_parts,
+    storage_identity,
     with_parts,
 )
 
@@ -126,7 +125,12 @@ class PreparedModule(torch.nn.Module):
         self._user_inputs = [
             index for index, spec in enumerate(inputs) if spec.kind == InputKind.USER_INPUT
         ]
-        self._returned, self._changed = _plan_outputs(program)
+        places = {spec.target or node.name: n for n, (node, spec) in enumerate(inputs_of(program))}
+        # The position of the mutated input for each output, None for what is returned.
+        self._written = [
+            places[str(spec.target)] if spec.kind in MUTATIONS else None
+            for _, spec in outputs_of(program)
+        ]
         self._fake: weakref.WeakKeyDictionary[FakeTensorMode, list[Any]]
         self._fake = weakref.WeakKeyDictionary()
 
@@ -147,13 +151,23 @@ class PreparedModule(torch.nn.Module):
         values = list(self._state[0] if mode is None else self._fake_state(mode))
         for index, value in zip(self._user_inputs, args, strict=True):
             values[index] = value
-        outputs = self._source[0](*values)
-        # Copy both before any mutation: an output, or another new value, may be a view of state
+        used = {*map(_storage_of, values)} - {None}
+        written = [values[index] for index in self._written if index is not None]
+        changing = {*map(_storage_of, written)} - {None}
+        returned: list[Any] = []
+        new: list[tuple[int, Any]] = []
+        # Copy all before any mutation: an output, or another new value, may be a view of state
         # that is about to be written.
-        returned = [_own(outputs[source], aliased) for source, aliased in self._returned]
-        new = [_own(outputs[source], aliased) for source, aliased, _ in self._changed]
-        for (_, _, index), value in zip(self._changed, new, strict=True):
-            values[index].copy_(value)
+        for value, place in zip(self._source[0](*values), self._written, strict=True):
+            storage = _storage_of(value)
+            own = value.clone() if storage in (used if place is None else changing) else value
+            if place is None:
+                returned.append(own)
+                used |= {storage} - {None}
+            else:
+                new.append((place, own))
+        for index, own in new:
+            values[index].copy_(own)
         return tuple(returned)
 
     def _fake_state(self, mode: FakeTensorMode) -> list[Any]:
@@ -170,42 +184,8 @@ class PreparedModule(torch.nn.Module):
         return state
 
 
-def _own(value: Any, aliased: bool) -> Any:
-    return value.clone() if aliased and isinstance(value, torch.Tensor) else value
-
-
-def _plan_outputs(
-    program: ExportedProgram,
-) -> tuple[list[tuple[int, bool]], list[tuple[int, bool, int]]]:
-    """Return which outputs are returned, and which are written back to which input.
-
-    Returns:
-        For each user output its index, and whether to clone it because it may be a view of an
-            input,
-        of state, or of an earlier output; for each mutation its index, whether to clone it because
-            it
-        may be a view of state that is about to change, and the index of the mutated input.
-    """
-    inputs = list(inputs_of(program))
-    positions = {spec.target: index for index, (_, spec) in enumerate(inputs)}
-    positions |= {node.name: index for index, (node, _) in enumerate(inputs)}
-    memory = MemoryUse.of_program(program)
-    groups = {memory.group(node) for node, _ in inputs}
-    changing = {
-        memory.group(inputs[positions[spec.target]][0])
-        for _, spec in outputs_of(program)
-        if spec.kind in MUTATIONS
-    }
-    returned: list[tuple[int, bool]] = []
-    changed: list[tuple[int, bool, int]] = []
-    for index, (value, spec) in enumerate(outputs_of(program)):
-        group = memory.group(value) if isinstance(value, Node) else None
-        if spec.kind in MUTATIONS:
-            changed.append((index, group in changing, positions[spec.target]))
-        else:
-            returned.append((index, group in groups))
-            groups |= set() if group is None else {group}
-    return returned, changed
+def _storage_of(value: Any) -> int | None:
+    return storage_identity(value) if isinstance(value, torch.Tensor) else None
 
 
 class StateCopies:
