@@ -46,9 +46,6 @@ def counts():
     counting = Of(lambda self, x: x * self.count.add_(1), count=torch.zeros(2))
     return counting, (torch.ones(2),)
 
-def noisy():
-    return Of(lambda x: x + torch.rand_like(x)), (torch.ones(8),)
-
 def no_kernel():
     return Of(torch.linalg.det), (torch.eye(2),)
 
@@ -337,7 +334,6 @@ def test_check_names_the_output_and_the_state_that_differ(
         ("{} --backend command_model:Demanding", 3, "cannot be made without arguments"),
         ("{} --backend Nothing", 2, "'Nothing' was not found"),
         # Choosing the fastest.
-        ("command_model:noisy --auto", 3, "between two calls of eager with the same inputs"),
         ("{} --auto --backend Mistyped", 2, r"'Mistyped' was not found\. Installed:"),
         ("{} --auto --quantize int8", 2, "give one of them"),
         # Files.

@@ -295,20 +295,6 @@ def test_a_partitioners_result_is_checked(partition: Any, message: str) -> None:
         to_backend(core(Wide(), torch.ones(3)), partition)
 
 
-def test_tags_that_name_no_backend_are_reported() -> None:
-    # A mistyped tag would lower nothing, without a sign.
-    program = core(Wide(), torch.ones(3))
-    first = calls_of(program)[0]
-    partition = tags_of("call_function", "mistyped")
-    with pytest.warns(UserWarning, match=rf"tagged 'mistyped' \({first.name}"):
-        lowered = to_backend(program, partition)
-    assert not get_delegates(lowered.graph)
-    # Tags that an earlier partitioner left are not this one's fault.
-    for node in calls_of(program):
-        node.meta["delegation_tag"] = "old"
-    to_backend(program, partition)
-
-
 def test_nothing_is_kept_alive_afterwards() -> None:
     program = core(torch.nn.Linear(64, 64), torch.ones(1, 64))
     weight = weakref.ref(program.state_dict["weight"])

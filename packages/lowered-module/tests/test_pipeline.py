@@ -161,12 +161,8 @@ def test_settings_and_constant_methods_reach_the_file() -> None:
     assert lowered.methods == ("forward", "get_bos", "get_vocab")
     plans = deserialize_pte(lowered.buffer).execution_plan
     assert tuple(plan.name for plan in plans) == lowered.methods
-    with pytest.raises(LoweringError, match="both define get_bos"):
-        lower(model, constant_methods={"get_bos": 2}, config=config)
     with pytest.raises(EmitterError):
         lower(model, constant_methods={"forward": 2})
-    with pytest.raises(LoweringError, match="bounds and config both give bounds"):
-        lower(model, bounds=8, config=EmitConfig(bounds=8))
     with pytest.raises(LoweringError, match="no lowered method 'get_bos'"):
         lowered.delegation("get_bos")
 
@@ -255,12 +251,6 @@ class SaysTooLittle(RunPartitioner):
             Wanting(ATEN.gelu.default, True),  # type: ignore[arg-type]
             LoweringError,
             "the predicate is True",
-        ),
-        (
-            (Classifier(), X),
-            {"constant_methods": [1]},
-            LoweringError,
-            "constant_methods: found a",
         ),
         (
             (Classifier(), X),

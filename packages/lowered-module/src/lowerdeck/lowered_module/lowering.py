@@ -34,7 +34,6 @@ from lowerdeck.lowered_module.errors import (
 )
 from lowerdeck.lowered_module.partition.cut import Cut, CutProgram, cut_program
 from lowerdeck.lowered_module.partition.edits import first_edit
-from lowerdeck.lowered_module.partition.grouping import warn_of_lost_tags
 from lowerdeck.lowered_module.partition.splice import splice_delegates
 from lowerdeck.lowered_module.preprocess.cache import ResultCache
 from lowerdeck.lowered_module.preprocess.preprocess import make_delegate, preprocess_partitions
@@ -393,7 +392,6 @@ def _partitioned(
             f"partitioner {name} changed the graph: {edit}. A partitioner only tags nodes; "
             "transform the program before partitioning, or in preprocess"
         )
-    warn_of_lost_tags(program.graph_module, tagged.graph_module, tags)
     keep_reasons(tagged.graph, getattr(partitioner, "refused", None))
     keep_remarks(tagged.graph, getattr(partitioner, "remarks", None))
     set_program_parts(

@@ -110,7 +110,7 @@ def lower(
         bounds: Upper bounds of dynamic dimensions, for planning memory: a number for all unbounded
             dimensions, or sizes by name, such as ``{"batch": 8, "x": {1: 512}}``; see
             :data:`lowerdeck.emitter.Bounds`.
-        config: Settings of ``emit``.
+        config: Settings of ``emit``; ``bounds`` and ``constant_methods`` take precedence.
         shared_state: See ``lowerdeck.emitter.emit``.
         executor: Compiles partitions in parallel; see ``to_backend``.
         cache: Cache of compiled partitions; see ``to_backend``.
@@ -138,7 +138,12 @@ def lower(
         programs = (*programs, *({},)[len(programs) - 2 :], dynamic_shapes)
     methods = dict(programs) if isinstance(programs, Mapping) else {"forward": programs}
     chosen = _by_method(partitioners, methods)
-    settings = _settings(config, constant_methods, bounds)
+    settings = EmitConfig() if config is None else config
+    settings = replace(
+        settings,
+        bounds=settings.bounds if bounds is None else bounds,
+        constant_methods={**settings.constant_methods, **(constant_methods or {})},
+    )
     with Stages(STAGES) as stages:
         with stages.stage("export"):
             exported = {name: _exported(name, method) for name, method in methods.items()}
@@ -204,30 +209,6 @@ def _by_method(partitioners: Any, methods: Mapping[str, Any]) -> dict[str, list[
         several = [] if entry is None else entry if isinstance(entry, list | tuple) else [entry]
         chosen[name] = [find_partitioner(p) if isinstance(p, str) else p for p in several]
     return chosen
-
-
-def _settings(
-    config: EmitConfig | None, constant_methods: Mapping[str, Any] | None, bounds: Bounds | None
-) -> EmitConfig:
-    settings = EmitConfig() if config is None else config
-    if bounds is not None and settings.bounds is not None:
-        raise LoweringError("bounds and config both give bounds: give them once")
-    constant_methods = constant_methods or {}
-    if not isinstance(constant_methods, Mapping):
-        raise LoweringError(
-            f"constant_methods: found a {type(constant_methods).__name__}, expected a mapping "
-            "from names of methods to what they return"
-        )
-    twice = settings.constant_methods.keys() & constant_methods.keys()
-    if twice:
-        raise LoweringError(
-            f"constant_methods and config both define {', '.join(sorted(twice))}: define it once"
-        )
-    return replace(
-        settings,
-        bounds=settings.bounds if bounds is None else bounds,
-        constant_methods={**settings.constant_methods, **constant_methods},
-    )
 
 
 def _exported(method: str, model: Any) -> ExportedProgram:

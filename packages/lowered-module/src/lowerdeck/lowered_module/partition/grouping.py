@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Container, Mapping
 
 import torch
@@ -16,33 +15,6 @@ from lowerdeck.torch_base import attribute_of, is_getitem
 
 Groups = dict[str, list[Node]]
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
-
-
-def warn_of_lost_tags(before: GraphModule, after: GraphModule, tags: Container[object]) -> None:
-    """Warn if a partitioner used tags without a backend: these nodes are not delegated.
-
-    Tags that existed before it ran are ignored: they may be from an earlier partitioner.
-
-    Args:
-        before: The graph before partitioning.
-        after: The graph after partitioning.
-        tags: The tags with a backend.
-    """
-    lost: dict[object, list[str]] = {}
-    for node in nodes_of(after):
-        tag = node.meta.get(DELEGATION_TAG)
-        if tag is not None and tag not in tags and node.op == "call_function":
-            lost.setdefault(tag, []).append(node.name)
-    for tag in {node.meta.get(DELEGATION_TAG) for node in nodes_of(before)} if lost else ():
-        lost.pop(tag, None)
-    if lost:
-        examples = ", ".join(f"{tag!r} ({', '.join(names[:3])})" for tag, names in lost.items())
-        warnings.warn(
-            f"Nodes are tagged {examples}, but partition_tags does not name these tags: nothing "
-            "is lowered for them. Add each with its DelegationSpec, or leave the nodes untagged.",
-            UserWarning,
-            stacklevel=2,
-        )
 
 
 def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
