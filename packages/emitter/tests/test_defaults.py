@@ -18,7 +18,8 @@ from lowerdeck.emitter.decompositions.quantization import quantization_rules
 from lowerdeck.torch_base import DTYPES, schema_of
 
 _RULES: list[tuple[Any, Callable[..., Any]]] = [
-    *table._RULES.items(),
+    # Functions of torch itself have no signatures.
+    *((target, rule) for target, rule in table._RULES.items() if hasattr(rule, "__code__")),
     *COMPLEX_NUMBERS.items(),
     *quantization_rules().items(),
     *expert_rules().items(),
