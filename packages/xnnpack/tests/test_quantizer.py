@@ -20,7 +20,6 @@ from lowerdeck.lowered_module import PreprocessError, delegation_summary, to_bac
 from lowerdeck.script import main
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck.xnnpack.quantize.offer import XnnpackQuantization
-from lowerdeck.xnnpack.quantize.recurrent import unroll_recurrent_layers
 
 _WITHOUT = """
 import sys
@@ -141,50 +140,3 @@ def test_without_samples_the_example_inputs_are_the_sample(quantizer: Any, mode:
         program, partitioner = offer.quantize(mode, model, (x,), {}, [])
         found = to_backend(program, partitioner).module()(x)
     torch.testing.assert_close(found, model(x), atol=0.3, rtol=0)
-
-
-RECURRENT: list[dict[str, Any]] = [
-    {},
-    {"num_layers": 2, "bidirectional": True, "bias": False},
-    {"num_layers": 2, "batch_first": True},
-    {"bidirectional": True, "batch_first": True},
-]
-
-
-@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        *((kind, options) for kind in (nn.LSTM, nn.GRU) for options in RECURRENT),
-        (nn.LSTM, {"num_layers": 2, "bidirectional": True, "proj_size": 5}),
-    ],
-)
-@pytest.mark.parametrize("shape", [(3, 4, 6), (4, 6)])
-@pytest.mark.parametrize("has_state", [False, True])
-def test_an_unrolled_recurrent_layer_computes_the_same(
-    kind: Any, options: dict[str, Any], shape: tuple[int, ...], has_state: bool
-) -> None:
-    layer = kind(6, 8, **options).eval()
-    x, state = torch.randn(shape), None
-    if has_state:
-        batch = (shape[0 if layer.batch_first else 1],) if len(shape) == 3 else ()
-        count = layer.num_layers * (1 + layer.bidirectional)
-        first = torch.randn(count, *batch, layer.proj_size or 8)
-        state = (first, torch.randn(count, *batch, 8)) if kind is nn.LSTM else first
-    unrolled: Any = unroll_recurrent_layers(nn.ModuleDict({"one": layer, "other": layer}))
-    assert unrolled["one"] is unrolled["other"]
-    torch.testing.assert_close(unrolled["one"](x, hx=state), layer(x, hx=state))
-
-
-@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(3, 6), (6,)])
-@pytest.mark.parametrize("has_state", [False, True])
-def test_an_unrolled_recurrent_cell_computes_the_same(
-    kind: Any, bias: bool, shape: tuple[int, ...], has_state: bool
-) -> None:
-    cell, x = kind(6, 8, bias=bias).eval(), torch.randn(shape)
-    hidden, more = torch.randn(2, *shape[:-1], 8)
-    state = None if not has_state else (hidden, more) if kind is nn.LSTMCell else hidden
-    unrolled = unroll_recurrent_layers(cell)
-    torch.testing.assert_close(unrolled(input=x, hx=state), cell(x, state))

@@ -26,7 +26,6 @@ from lowerdeck.xnnpack.operators.pieces import PIECES
 from lowerdeck.xnnpack.operators.pooling import POOLING
 from lowerdeck.xnnpack.operators.quantization import QUANTIZATION, is_constant_source
 from lowerdeck.xnnpack.operators.rearranging import REARRANGING
-from lowerdeck.xnnpack.operators.recurrent import RECURRENT
 from lowerdeck.xnnpack.operators.reductions import REDUCTIONS
 from lowerdeck.xnnpack.operators.shapes import SHAPES
 
@@ -46,7 +45,6 @@ OPERATORS: Table = {
     **PIECES,
     **POOLING,
     **REARRANGING,
-    **RECURRENT,
     **REDUCTIONS,
     **SHAPES,
 }

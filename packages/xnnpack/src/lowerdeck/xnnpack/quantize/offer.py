@@ -12,10 +12,11 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import copy_module
 from lowerdeck.xnnpack.compile import XnnpackPartitioner
-from lowerdeck.xnnpack.quantize.recurrent import unroll_recurrent_layers
+from lowerdeck.xnnpack.emit import named
 
 _GROUP = 32
 _INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it
+_RECURRENT = named("lstm.input gru.input lstm_cell gru_cell")
 _EXTRA = "this needs torchao: pip install lowerdeck-xnnpack[quantize]"
 
 
@@ -54,26 +55,27 @@ class XnnpackQuantization:
         Raises:
             ModuleNotFoundError: torchao is not installed.
         """
-        named = dict(kwargs)
+        keywords = dict(kwargs)
         if mode == "fp16":
-            return torch.export.export(module, args, named), XnnpackPartitioner(precision="fp16")
+            return torch.export.export(module, args, keywords), XnnpackPartitioner(
+                precision="fp16"
+            )
         if mode == "8da4w":
-            changed = _with_four_bits(unroll_recurrent_layers(copy_module(module)))
-            return torch.export.export(changed, args, named), XnnpackPartitioner()
+            changed = _with_four_bits(copy_module(module))
+            return torch.export.export(changed, args, keywords), XnnpackPartitioner()
         steps = _torchao("torchao.quantization.pt2e.quantize_pt2e")
         dynamic = mode == "int8-dynamic"
         quantizer = _torchao("lowerdeck.xnnpack.quantizer").XnnpackQuantizer(dynamic=dynamic)
-        changed = copy_module(module)
+        program = torch.export.export(copy_module(module), args, keywords)
         if dynamic:
-            changed = unroll_recurrent_layers(changed)
-        exported = torch.export.export(changed, args, named).module()
-        prepared = steps.prepare_pt2e(exported, quantizer)
+            program = _unroll_recurrent_layers(program)
+        prepared = steps.prepare_pt2e(program.module(), quantizer)
         with torch.no_grad():
             # Weight observers need one call, with any inputs.
-            for sample, by_name in samples or [(args, named)]:
+            for sample, by_name in samples or [(args, keywords)]:
                 prepared(*sample, **by_name)
         converted = steps.convert_pt2e(prepared)
-        return torch.export.export(converted, args, named), XnnpackPartitioner()
+        return torch.export.export(converted, args, keywords), XnnpackPartitioner()
 
     def why_float(self, mode: str, node: Node) -> str | None:
         """Return why the weight that a node reads stays float; None if the mode keeps all floats.
@@ -87,8 +89,7 @@ class XnnpackQuantization:
         if mode == "fp16":
             return None
         if name.removesuffix("_cell") in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
-            modes = "int8-dynamic and 8da4w quantise LSTM and GRU"
-            return f"{name} is not quantised in {mode}; {modes}"
+            return f"{name} is not quantised in {mode}; int8-dynamic quantises LSTM and GRU"
         if "weight_norm" in name:
             return f"a weight is computed from it ({name}); remove_weight_norm stores the weight"
         if name == "linear" and mode == "8da4w":
@@ -106,6 +107,12 @@ def _why_float_convolution(mode: str, node: Node) -> str:
     if "transpose" in str(node.target):
         return "it is a transposed convolution of several groups"
     return "XNNPACK has no depthwise convolution whose input is quantised at run time"
+
+
+def _unroll_recurrent_layers(program: ExportedProgram) -> ExportedProgram:
+    """Decompose LSTM, GRU and their cells, which quantisers do not support, to linear layers."""
+    table = torch.export.default_decompositions()
+    return program.run_decompositions({op: table[op] for op in _RECURRENT})
 
 
 def _with_four_bits(module: torch.nn.Module) -> torch.nn.Module:
