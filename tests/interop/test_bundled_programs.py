@@ -1,4 +1,4 @@
-"""Programs with test cases: ours in ExecuTorch's hands, and theirs in ours."""
+"""Programs with test cases in ExecuTorch's hands."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from torch import Tensor, nn
 
 from lowerdeck.lowered_module import lower
 from lowerdeck.runner import make_bundle
-from lowerdeck.serializer import deserialize_bundle, write_bundle
+from lowerdeck.serializer import write_bundle
 from lowerdeck.xnnpack import XnnpackPartitioner
 from lowerdeck_zoo import Holding
 
-# A verdict for each file, and what the devtools read and write: all in one process.
+# A verdict for each file, and what the devtools read: all in one process.
 _DEVTOOLS = """
-import pickle, sys, torch
+import pickle, sys
 from executorch.extension.pybindings import portable_lib as lib
-from executorch.devtools import BundledProgram
-from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
 from executorch.devtools.bundled_program.serialize import (
     deserialize_from_flatbuffer_to_bundled_program as read,
-    serialize_from_bundled_program_to_flatbuffer as write,
 )
 folder, *names = sys.argv[1:]
 def verdict(bundle, number):
@@ -51,9 +48,6 @@ suites = [
     ])
     for suite in found.method_test_suites
 ]
-cases = [MethodTestCase(inputs, outputs) for inputs, outputs in torch.load(f"{folder}/cases")]
-theirs = BundledProgram(None, [MethodTestSuite("forward", cases)], f"{folder}/model.pte")
-open(f"{folder}/theirs.bpte", "wb").write(write(theirs))
 pickle.dump((verdicts, found.version, suites, bytes(found.program)), open(f"{folder}/told", "wb"))
 """
 
@@ -78,7 +72,6 @@ def test_the_official_runtime_and_devtools_agree_with_us(tmp_path: Path) -> None
     expected: Any = wrong.method_test_suites[0].test_cases[1].expected_outputs[0]
     expected.data = bytes(len(expected.data))
     write_bundle(wrong, tmp_path / "wrong.bpte")
-    torch.save([([x], [model(x)]) for (x,) in calls], tmp_path / "cases")
     words = [str(tmp_path), "delegated", "wrong", "plain"]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _DEVTOOLS, *words],
@@ -91,12 +84,10 @@ def test_the_official_runtime_and_devtools_agree_with_us(tmp_path: Path) -> None
     assert verdicts["plain"] == verdicts["delegated"] == ["right", "right"]
     assert verdicts["wrong"][0] == "right"
     assert "verification failed" in verdicts["wrong"][1]
-    # The devtools read what we write ...
+    # The devtools read what we write.
     assert (version, content) == (bundles["plain"].version, path.read_bytes())
     ((name, cases),) = suites
     assert name == "forward"
     for (inputs, outputs), (x,) in zip(cases, calls, strict=True):
         assert inputs == [(6, [1, 2, 8, 8], [0, 1, 2, 3], x.numpy().tobytes())]
         assert outputs[0][3] == model(x).numpy().tobytes()
-    # ... and we what they write.
-    assert deserialize_bundle((tmp_path / "theirs.bpte").read_bytes()) == bundles["plain"]

@@ -4,51 +4,15 @@ from __future__ import annotations
 
 import struct
 from io import BytesIO
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lowerdeck import serializer as pte
 from lowerdeck_files.programs import BUNDLE, add_program
 
 _PTE = pte.serialize_pte(add_program())
-_SIZES = struct.pack("<III", 2, 4, 6)
-_shapes = st.lists(st.integers(0, 3), max_size=3)
-_tensors = _shapes.flatmap(
-    lambda sizes: st.builds(
-        pte.BundledTensor,
-        st.just(pte.ScalarType.SHORT),
-        st.just(sizes),
-        st.permutations(range(len(sizes))).map(list),
-        st.binary(min_size=2 * prod(sizes), max_size=2 * prod(sizes)),
-    )
-)
-_values = (
-    _tensors
-    | st.builds(pte.Int, st.integers(-(1 << 63), (1 << 63) - 1))
-    | st.builds(pte.Bool, st.booleans())
-    | st.builds(pte.Double, st.floats(allow_nan=False))
-)
-_cases = st.builds(
-    pte.MethodTestCase, st.lists(_values, max_size=3), st.lists(_values, max_size=3)
-)
-_suites = st.lists(
-    st.builds(pte.MethodTestSuite, st.text(max_size=5), st.lists(_cases, max_size=3)),
-    max_size=3,
-    unique_by=lambda suite: suite.method_name,
-)
-
-
-@given(_suites)
-@settings(deadline=None, max_examples=60)
-def test_what_is_written_is_read(suites: list[pte.MethodTestSuite]) -> None:
-    suites = sorted(suites, key=lambda suite: suite.method_name)
-    found = pte.deserialize_bundle(pte.serialize_bundle(pte.BundledProgram(_PTE, suites)))
-    assert found == pte.BundledProgram(_PTE, suites)
 
 
 def test_a_file_is_the_same_whatever_writes_it_and_lies_aligned(tmp_path: Path) -> None:
@@ -58,38 +22,12 @@ def test_a_file_is_the_same_whatever_writes_it_and_lies_aligned(tmp_path: Path) 
     file = path.read_bytes()
     assert size == len(file)
     assert file == open_file.getvalue() == pte.serialize_bundle(BUNDLE)
-    assert pte.serialize_bundle(pte.deserialize_bundle(file)) == file
-    assert (pte.is_bundle(file), pte.is_bundle(_PTE)) == (True, False)
     assert file.index(_PTE) % 32 == 0
     assert file.index(bytes(range(100, 124))) % 16 == 0
-    # Equal tensors are written once, and the program is not copied.
+    # Equal tensors are written once.
     assert file.count(bytes(range(100, 124))) == 1
-    program = pte.deserialize_bundle(file).program
-    assert isinstance(program, memoryview)
-    assert program.obj is file
     with pytest.raises(pte.MagicError, match=r"this is a \.bpte"):
         pte.deserialize_pte(file)
-
-
-def _patched(old: bytes, new: bytes) -> bytes:
-    file = pte.serialize_bundle(BUNDLE)
-    assert file.count(old) == 1
-    return file.replace(old, new)
-
-
-@pytest.mark.parametrize(
-    ("data", "error", "words"),
-    [
-        (b"", pte.FormatError, "0 bytes"),
-        (_PTE, pte.MagicError, "ET12"),
-        (_patched(_PTE[:8], _PTE[:4] + b"XX12"), pte.ContentError, "expected a .pte file"),
-        (_patched(_SIZES, struct.pack("<III", 2, 4, 7)), pte.ContentError, "24"),
-        (_patched(_SIZES, struct.pack("<IIi", 2, 2, -3)), pte.ContentError, "-3"),
-    ],
-)
-def test_hostile_files(data: bytes, error: type[pte.FormatError], words: str) -> None:
-    with pytest.raises(error, match=words):
-        pte.deserialize_bundle(data)
 
 
 def _bundle(value: Any) -> pte.BundledProgram:

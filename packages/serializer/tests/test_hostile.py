@@ -12,7 +12,7 @@ from lowerdeck import serializer as pte
 from lowerdeck.serializer import FormatError, deserialize_pte, serialize_pte, verify_pte
 from lowerdeck_files import DATA
 from lowerdeck_files.payloads import convolution, linear, payload, relu
-from lowerdeck_files.programs import BUNDLE, add_program
+from lowerdeck_files.programs import add_program
 
 _FILES = sorted(path.name for path in DATA.glob("*.pte"))
 
@@ -53,19 +53,11 @@ def test_bad_content_is_refused(name: str) -> None:
 
 FORMATS: dict[str, tuple[bytes, Callable[[bytes], object]]] = {
     "ptd": ((DATA / "external_ptd.ptd").read_bytes(), pte.deserialize_ptd),
-    "bundle": (pte.serialize_bundle(BUNDLE), lambda data: layouts(pte.deserialize_bundle(data))),
     **{
         f"payload of {make.__name__}": (payload(make(), bytes(64)), pte.decode_payload)
         for make in (relu, convolution, linear)
     },
 }
-
-
-def layouts(bundle: pte.BundledProgram) -> None:
-    cases = [case for suite in bundle.method_test_suites for case in suite.test_cases]
-    for value in (value for case in cases for value in (*case.inputs, *case.expected_outputs)):
-        if isinstance(value, pte.BundledTensor):
-            assert value.layout.nbytes == len(bytes(value.data))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -1,4 +1,4 @@
-"""Read, write and verify ExecuTorch's .pte, .ptd and .bpte files, without torch."""
+"""Read, write and verify ExecuTorch's .pte and .ptd files, without torch; write .bpte files."""
 
 # ruff: noqa: F403, F405 (`__all__` lists the names once; type checkers resolve them through the
 # star imports)
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # ``__all__`` selects their public names
     from lowerdeck.serializer.bundled.bundle import *
-    from lowerdeck.serializer.bundled.bundle_read import *
     from lowerdeck.serializer.bundled.bundle_write import *
     from lowerdeck.serializer.errors import *
     from lowerdeck.serializer.escaping import *
@@ -67,8 +66,6 @@ __all__ = [
     "BundledValue",
     "serialize_bundle",
     "write_bundle",
-    "deserialize_bundle",
-    "is_bundle",
     # Timings of runs
     "ProfileEvent",
     "RunData",
@@ -177,7 +174,7 @@ _MODULES = (
     *("errors", "escaping", "flatbuffer.storage", "pte.enums", "pte.layout", "pte.schema"),
     *("pte.named_data", "pte.header", "pte.read", "flatbuffer.stream", "pte.write"),
     *("ptd.external_read", "ptd.external_write", "ptd.model_files", "bundled.bundle"),
-    *("bundled.bundle_read", "bundled.bundle_write", "kernels.table", "pte.digest"),
+    *("bundled.bundle_write", "kernels.table", "pte.digest"),
     *("etdump.events", "etdump.etdump_write", "xnnpack.operators", "xnnpack.graph"),
     *("xnnpack.payload", "xnnpack.releases", "xnnpack.verify", "verify.hazards", "verify.verify"),
 )

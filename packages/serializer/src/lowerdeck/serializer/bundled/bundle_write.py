@@ -34,13 +34,11 @@ def serialize_bundle(bundle: BundledProgram) -> bytes:
         ProgramError: The bundle is invalid; the message names the field.
 
     Example:
-        >>> from lowerdeck.serializer import (
-        ...     BundledProgram, ExecutionPlan, Program, deserialize_bundle, serialize_pte
-        ... )
+        >>> from lowerdeck.serializer import BundledProgram, ExecutionPlan, Program, serialize_pte
         >>> program = serialize_pte(Program(execution_plan=[ExecutionPlan("forward")]))
         >>> file = serialize_bundle(BundledProgram(program))
-        >>> bytes(deserialize_bundle(file).program) == program
-        True
+        >>> file[4:8], program in file
+        (b'BP08', True)
     """
     return b"".join(bundle_pieces(bundle))
 

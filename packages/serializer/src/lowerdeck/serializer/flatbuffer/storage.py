@@ -128,18 +128,6 @@ def resident_view(storage: ReadableBuffer | FileRange) -> memoryview:
 _CHUNK = 1 << 18
 
 
-def trailing_zeros(view: memoryview) -> int:
-    """Return the number of trailing zero bytes of a flat view."""
-    end = len(view)
-    while end:
-        part = view[max(end - _CHUNK, 0) : end].tobytes()
-        filled = len(part.rstrip(b"\0"))
-        end -= len(part) - filled
-        if filled:
-            break
-    return len(view) - end
-
-
 def same_bytes(left: memoryview, right: memoryview) -> bool:
     """Return whether two flat views hold the same bytes, comparing in small copies.
 

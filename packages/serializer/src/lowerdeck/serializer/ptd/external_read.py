@@ -28,7 +28,7 @@ from lowerdeck.serializer.ptd.external_write import (
     ExternalEntry,
 )
 from lowerdeck.serializer.pte.header import check_range
-from lowerdeck.serializer.pte.infer import segment_alignments
+from lowerdeck.serializer.pte.layout import segment_alignment
 from lowerdeck.serializer.pte.named_data import TensorLayout
 from lowerdeck.serializer.pte.read import Closing, map_file
 from lowerdeck.serializer.pte.resolve import check_overlap
@@ -48,7 +48,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
         data: The file: bytes, a memory map, or anything else with the buffer protocol.
 
     Returns:
-        The data; a file written by this package is rewritten byte for byte.
+        The data; alignments of single entries are not inferred.
 
     Raises:
         FormatError: The file is malformed.
@@ -73,14 +73,13 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
                 field=f"FlatTensor.segments[{index}]",
             )
     check_overlap(segments, len(view), "FlatTensor.segments")
-    numbers: dict[str, int] = {}
     entries: dict[str, ExternalEntry] = {}
     views: dict[int, memoryview] = {}
     for at in reader.tables(named_table, "FlatTensor.named_data"):
         reader.spend(2 * ENTRY_COST, "FlatTensor.named_data", at)
         key_at, number, layout_at = reader.fields("NamedData", at)
         key = reader.string(key_at, "NamedData.key")
-        if key in numbers:
+        if key in entries:
             raise ContentError(f"found the key {key!r} twice", field="NamedData.key", offset=at)
         if number >= len(segments):
             raise SegmentError(
@@ -88,17 +87,14 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
                 field="NamedData.segment_index",
                 offset=at,
             )
-        numbers[key] = number
         start = base + segments[number].offset
         layout = _layout(objects, layout_at, segments[number].size, key) if layout_at else None
         if number not in views:
             # One view per segment, so that equal contents can be found by identity.
             views[number] = view[start : start + segments[number].size]
         entries[key] = ExternalEntry(views[number], layout)
-    alignments = segment_alignments(base, fb_size, segments, numbers.values(), {})
-    for key, entry in entries.items():
-        entry.alignment = alignments.own[numbers[key]]
-    return ExternalData(entries, alignments.shared, version)
+    alignment = segment_alignment([base, *(segment.offset for segment in segments)])
+    return ExternalData(entries, alignment, version)
 
 
 def open_ptd(path: str | os.PathLike[str]) -> PtdFile:

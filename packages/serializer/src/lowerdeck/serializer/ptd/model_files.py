@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Unpack
 
 from lowerdeck.serializer.errors import ContentError, ProgramError
 from lowerdeck.serializer.flatbuffer.paths import require_path, require_stem
@@ -19,6 +20,7 @@ from lowerdeck.serializer.ptd.external_write import (
     ptd_pieces,
 )
 from lowerdeck.serializer.pte.enums import TensorDataLocation
+from lowerdeck.serializer.pte.layout import LayoutOptions
 from lowerdeck.serializer.pte.named_data import NamedDataStoreOutput, TensorLayout
 from lowerdeck.serializer.pte.read import Closing, PteFile, open_pte
 from lowerdeck.serializer.pte.schema import Program, Tensor
@@ -30,11 +32,8 @@ def write_model(
     path: str | os.PathLike[str],
     *,
     external: Mapping[str, ExternalData] | None = None,
-    segment_alignment: int | None = None,
-    constant_tensor_alignment: int | None = None,
-    delegate_alignment: int | None = None,
-    extract_delegate_segments: bool | None = None,
     named_data: NamedDataStoreOutput | None = None,
+    **layout: Unpack[LayoutOptions],
 ) -> list[Path]:
     """Write a program and its external data side by side, and return the paths of all files.
 
@@ -47,6 +46,7 @@ def write_model(
         path: Path of the `.pte` file.
         external: External data by tag.
         named_data: Named data of backends; tagged entries are added to ``external``.
+        **layout: As for :func:`serialize_pte`.
 
     Returns:
         The paths: of each `.ptd`, then of the `.pte`.
@@ -56,14 +56,7 @@ def write_model(
         OSError: A file cannot be written.
     """
     path = require_path(path)
-    program_pieces = pte_pieces(
-        program,
-        named_data,
-        segment_alignment=segment_alignment,
-        constant_tensor_alignment=constant_tensor_alignment,
-        delegate_alignment=delegate_alignment,
-        extract_delegate_segments=extract_delegate_segments,
-    )
+    program_pieces = pte_pieces(program, named_data, layout)
     data = {
         tag: ExternalData(dict(contents.entries), contents.segment_alignment, contents.version)
         for tag, contents in (external or {}).items()

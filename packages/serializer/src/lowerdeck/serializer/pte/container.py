@@ -23,7 +23,7 @@ from lowerdeck.serializer.pte.schema import DataSegment
 
 _OTHER_FILES = {
     EXTERNAL_IDENTIFIER: "; this is a .ptd, open it as external data",
-    BUNDLE_IDENTIFIER: "; this is a .bpte, a program with test cases: use deserialize_bundle",
+    BUNDLE_IDENTIFIER: "; this is a .bpte, a program with test cases for ExecuTorch's tools",
 }
 
 

@@ -1,13 +1,20 @@
-"""Layout options of a file, which a reader keeps for a rewrite."""
+"""Layout options of a file."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from lowerdeck.serializer.errors import ProgramError
 from lowerdeck.serializer.escaping import shown
-from lowerdeck.serializer.flatbuffer.alignment import check_positive, check_power_of_two
+from lowerdeck.serializer.flatbuffer.alignment import (
+    check_positive,
+    check_power_of_two,
+    lowest_bit,
+)
+
+_PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,30 @@ class FileLayout:
     extract_delegate_segments: bool = True
 
 
-def chosen_layout(file_layout: FileLayout | None, **options: int | bool | None) -> FileLayout:
+class LayoutOptions(TypedDict, total=False):
+    """Fields of :class:`FileLayout`; None or absent means the value of the source file."""
+
+    segment_alignment: int | None
+    constant_tensor_alignment: int | None
+    delegate_alignment: int | None
+    extract_delegate_segments: bool | None
+
+
+def segment_alignment(starts: Iterable[int]) -> int:
+    """Return an alignment of segments that reproduces their offsets when a file is rewritten.
+
+    Files do not store it: it is the largest power of two, up to a page, that divides all offsets.
+
+    Args:
+        starts: Offset of the segments in the file, and of each segment from there.
+    """
+    combined = 0
+    for start in starts:
+        combined |= start
+    return min(lowest_bit(combined), _PAGE) if combined else FileLayout().segment_alignment
+
+
+def chosen_layout(file_layout: FileLayout | None, options: LayoutOptions) -> FileLayout:
     """Return the layout to write, from options and the layout of the source file.
 
     Args:

@@ -17,7 +17,6 @@ from lowerdeck.serializer.pte.container import open_container
 from lowerdeck.serializer.pte.decode import PlanTable, ProgramDecoder
 from lowerdeck.serializer.pte.enums import DataLocation
 from lowerdeck.serializer.pte.header import ExtendedHeader
-from lowerdeck.serializer.pte.infer import file_layout
 from lowerdeck.serializer.pte.layout import FileLayout
 from lowerdeck.serializer.pte.resolve import DataUse, SegmentResolver
 
@@ -29,7 +28,7 @@ def deserialize_pte(data: ReadableBuffer) -> schema.Program:
     """Return the program of a `.pte` file, with buffers as views of ``data``.
 
     Segments are resolved: constants, initial values, delegates and named data are stored as in a
-    program created in memory. A file written by this package is rewritten byte for byte.
+    program created in memory. A file with the default alignments is rewritten byte for byte.
 
     Args:
         data: The file: bytes, a memory map, or anything else with the buffer protocol.
@@ -294,16 +293,10 @@ class PteFile(Closing):
 
     @property
     def layout(self) -> FileLayout:
-        """Return a layout with which a writer reproduces this file."""
-        offsets = self._resolver.constant_offsets()
-        return file_layout(
-            self._container,
-            self._resolver.alignments.shared,
-            offsets.offsets if offsets else (),
-            [start for start, _ in self.decoder.inline_delegates],
-            # Without delegates this cannot be inferred; extracting is the default.
-            extracted=bool(self._delegate_segments) or not self.decoder.inline_delegates,
-        )
+        """Return the layout for a rewrite; alignments inside segments are not inferred."""
+        # Without delegates this cannot be inferred; extracting is the default.
+        extracted = bool(self._delegate_segments) or not self.decoder.inline_delegates
+        return FileLayout(self._resolver.alignment, extract_delegate_segments=extracted)
 
     def program(self) -> schema.Program:
         """Return the whole program.

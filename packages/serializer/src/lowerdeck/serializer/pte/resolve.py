@@ -6,22 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
-from math import lcm
 
 from lowerdeck.serializer.errors import ContentError, IndexRangeError, LimitError, SegmentError
 from lowerdeck.serializer.flatbuffer.limits import MAX_OVERLAP
-from lowerdeck.serializer.flatbuffer.storage import trailing_zeros
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.container import Container
 from lowerdeck.serializer.pte.decode import ProgramDecoder
 from lowerdeck.serializer.pte.enums import DataLocation, TensorDataLocation
-from lowerdeck.serializer.pte.infer import (
-    SegmentAlignments,
-    segment_alignments,
-    tensor_alignment,
-)
-
-_MAX_PADDING = 1 << 16  # cap of the counted zeros
+from lowerdeck.serializer.pte.layout import segment_alignment
 
 
 @dataclass(slots=True)
@@ -63,13 +55,10 @@ class SegmentResolver:
         check_overlap(self.segments, len(container.data), "Program.segments")
 
     @cached_property
-    def alignments(self) -> SegmentAlignments:
-        """Return alignments inferred from the offsets of the segments."""
-        count = len(self.segments)
-        named = [index for _, index in self.decoder.named_data if index < count]
-        base, size = self.container.segment_base, len(self.container.program)
-        paddings = self._inner_padding(named)
-        return segment_alignments(base, size, self.segments, named, paddings)
+    def alignment(self) -> int:
+        """Return an alignment of the segments that explains their offsets."""
+        offsets = (segment.offset for segment in self.segments)
+        return segment_alignment([self.container.segment_base, *offsets])
 
     def segment(self, index: int, where: str) -> memoryview:
         """Return the bytes of one segment.
@@ -86,7 +75,7 @@ class SegmentResolver:
         entries = []
         for number, (key, index) in enumerate(self.decoder.named_data):
             view = self.segment(index, f"Program.named_data[{number}].segment_index")
-            entries.append(schema.NamedData(key, view, self.alignments.own[index]))
+            entries.append(schema.NamedData(key, view, self.alignment))
         return entries
 
     def constant_offsets(self) -> schema.SubsegmentOffsets | None:
@@ -115,7 +104,7 @@ class SegmentResolver:
         if offsets is None:
             inline = self.decoder.constant_buffer
             return [schema.Buffer(view) for _, view in inline] or [schema.Buffer(b"")]
-        return self._subsegments(offsets, use, "Program.constant_segment", padded=True)
+        return self._subsegments(offsets, use, "Program.constant_segment")
 
     def mutable_data(self, use: Mapping[int, int]) -> list[schema.Buffer]:
         """Return the initial values of mutable buffers, including the reserved entry 0.
@@ -131,7 +120,7 @@ class SegmentResolver:
                 f"found {len(entries)} entries, of which the runtime uses only the first",
                 field="Program.mutable_data_segments",
             )
-        return self._subsegments(entries[0], use, "Program.mutable_data_segments[0]", padded=False)
+        return self._subsegments(entries[0], use, "Program.mutable_data_segments[0]")
 
     def delegate_bytes(
         self, reference: schema.BackendDelegateDataReference, where: str
@@ -151,67 +140,29 @@ class SegmentResolver:
             )
         return inline[reference.index][1]
 
-    def _inner_padding(self, named: Iterable[int]) -> dict[int, int]:
-        """Return the zeros (possible padding) before each named blob in the constant segment."""
-        table = self.decoder.constant_segment
-        if table is None or table.segment_index >= len(self.segments):
-            return {}
-        outer = self.segments[table.segment_index]
-        outer_data = self.segment(table.segment_index, "Program.constant_segment.segment_index")
-        starts = {
-            self.segments[index].offset - outer.offset
-            for index in named
-            if index != table.segment_index
-        }
-        paddings: dict[int, int] = {}
-        before = zeros = 0
-        for start in sorted(start for start in starts if 0 < start < outer.size):
-            # Each byte is read once: a run of zeros that reaches the previous start is continued
-            # there.
-            zero_count = trailing_zeros(outer_data[before:start])
-            zeros = zero_count + zeros if zero_count == start - before else zero_count
-            paddings[outer.offset + start] = min(zeros, _MAX_PADDING)
-            before = start
-        return paddings
-
     def _subsegments(
-        self,
-        table: schema.SubsegmentOffsets,
-        use: Mapping[int, int],
-        where: str,
-        *,
-        padded: bool,
+        self, table: schema.SubsegmentOffsets, use: Mapping[int, int], where: str
     ) -> list[schema.Buffer]:
         offsets = table.offsets
         if len(offsets) < 2:
             return [schema.Buffer(b"")]
         data = self.segment(table.segment_index, f"{where}.segment_index")
-        aliases = self._inner_segments(table.segment_index) if padded else {}
-        alignment = tensor_alignment(self.container, offsets) if padded else 1
         # Entries with the same offset share bytes: the longest use counts for all.
-        used_at = {offset: size for offset, (size, _) in aliases.items()}
+        used: dict[int, int] = {}
         for index, offset in enumerate(offsets[1:], 1):
-            used = used_at.get(offset, 0)
-            if index in use:
-                used = used_at[offset] = max(used, use[index])
-            if offset + used > len(data):
+            size = use.get(index, 0)
+            used[offset] = max(size, used.get(offset, 0))
+            if offset + size > len(data):
                 raise SegmentError(
-                    f"found {used} bytes from {offset} on in a segment of {len(data)} bytes",
+                    f"found {size} bytes from {offset} on in a segment of {len(data)} bytes",
                     field=f"{where}.offsets[{index}]",
                 )
-        lengths: dict[int, int] = {}
-        starts = sorted(set(offsets[1:]))
-        for offset, follower in zip_longest(starts, starts[1:], fillvalue=len(data)):
-            used = used_at.get(offset, 0)
-            length = len(data) - offset
-            # There is no padding after the last entry.
-            if follower < len(data):
-                length = follower - offset
-                reach = lcm(alignment, aliases.get(follower, (0, 1))[1])
-                tail = data[offset + used : follower]
-                if offset in used_at and len(tail) < reach and trailing_zeros(tail) == len(tail):
-                    length = used
-            lengths[offset] = max(length, used)
+        # Sizes are not stored: an entry that no tensor uses ends where the next one starts.
+        starts = sorted(used)
+        lengths = {
+            offset: used[offset] or follower - offset
+            for offset, follower in zip_longest(starts, starts[1:], fillvalue=len(data))
+        }
         if sum(lengths.values()) > MAX_OVERLAP * len(data):
             raise LimitError(
                 f"found overlapping contents of {sum(lengths.values())} bytes in a segment of "
@@ -221,19 +172,6 @@ class SegmentResolver:
         # One view per range, so that equal contents can be found by identity.
         views = {offset: data[offset : offset + length] for offset, length in lengths.items()}
         return [schema.Buffer(b""), *(schema.Buffer(views[offset]) for offset in offsets[1:])]
-
-    def _inner_segments(self, outer: int) -> dict[int, tuple[int, int]]:
-        """Return size and alignment of segments inside another, by their offset within it."""
-        parent = self.segments[outer]
-        inner: dict[int, tuple[int, int]] = {}
-        for index, segment in enumerate(self.segments):
-            start = segment.offset - parent.offset
-            if index == outer or not segment.size or not 0 <= start <= parent.size - segment.size:
-                continue
-            alignment = lcm(self.alignments.shared, self.alignments.own[index])
-            size, _ = inner.get(start, (0, 1))
-            inner[start] = (max(segment.size, size), alignment)
-        return inner
 
 
 def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str) -> None:

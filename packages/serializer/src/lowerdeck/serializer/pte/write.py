@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import BinaryIO
+from typing import BinaryIO, Unpack
 
 from lowerdeck.serializer.collector import collector_held
 from lowerdeck.serializer.errors import NamedDataConflictError, ProgramError
@@ -22,7 +22,7 @@ from lowerdeck.serializer.pte.header import (
     ExtendedHeader,
     inserted_size,
 )
-from lowerdeck.serializer.pte.layout import FileLayout, chosen_layout
+from lowerdeck.serializer.pte.layout import FileLayout, LayoutOptions, chosen_layout
 from lowerdeck.serializer.pte.named_data import NamedDataStoreOutput
 from lowerdeck.serializer.pte.schema import (
     PROGRAM_FORMAT,
@@ -56,23 +56,14 @@ MIN_FILE_SIZE = 64
 def serialize_pte(
     program: Program,
     *,
-    segment_alignment: int | None = None,
-    constant_tensor_alignment: int | None = None,
-    delegate_alignment: int | None = None,
-    extract_delegate_segments: bool | None = None,
     named_data: NamedDataStoreOutput | None = None,
+    **layout: Unpack[LayoutOptions],
 ) -> bytes:
     """Return a program as the bytes of a `.pte` file.
 
-    Omitted options default to the layout of the source file, so that a rewrite gives the same
-    bytes, else to ExecuTorch's defaults.
-
     Args:
-        segment_alignment: Alignment of segments in bytes; default 128.
-        constant_tensor_alignment: Alignment of constants; a power of two, default 16.
-        delegate_alignment: Alignment of inline delegates; a power of two, default 16.
-        extract_delegate_segments: Whether delegates become segments; default True.
         named_data: Named data to add to the program's.
+        **layout: Fields of :class:`FileLayout`; the source file's, else its defaults.
 
     Returns:
         The file.
@@ -89,26 +80,15 @@ def serialize_pte(
         >>> deserialize_pte(data).execution_plan[0].name
         'forward'
     """
-    pieces = pte_pieces(
-        program,
-        named_data,
-        segment_alignment=segment_alignment,
-        constant_tensor_alignment=constant_tensor_alignment,
-        delegate_alignment=delegate_alignment,
-        extract_delegate_segments=extract_delegate_segments,
-    )
-    return b"".join(pieces)
+    return b"".join(pte_pieces(program, named_data, layout))
 
 
 def write_pte(
     program: Program,
     path_or_file: str | os.PathLike[str] | BinaryIO,
     *,
-    segment_alignment: int | None = None,
-    constant_tensor_alignment: int | None = None,
-    delegate_alignment: int | None = None,
-    extract_delegate_segments: bool | None = None,
     named_data: NamedDataStoreOutput | None = None,
+    **layout: Unpack[LayoutOptions],
 ) -> int:
     """Write a program to a `.pte` file, streaming its buffers, and return the size in bytes.
 
@@ -117,6 +97,7 @@ def write_pte(
 
     Args:
         path_or_file: A path, or a file opened in binary mode.
+        **layout: As for :func:`serialize_pte`.
 
     Returns:
         The number of bytes written.
@@ -125,19 +106,11 @@ def write_pte(
         ProgramError: The program or an option is invalid; no file was changed.
         OSError: The file cannot be written; an existing file is unchanged.
     """
-    pieces = pte_pieces(
-        program,
-        named_data,
-        segment_alignment=segment_alignment,
-        constant_tensor_alignment=constant_tensor_alignment,
-        delegate_alignment=delegate_alignment,
-        extract_delegate_segments=extract_delegate_segments,
-    )
-    return write_pieces(pieces, path_or_file)
+    return write_pieces(pte_pieces(program, named_data, layout), path_or_file)
 
 
 def pte_pieces(
-    program: Program, named_data: NamedDataStoreOutput | None, **layout_options: int | bool | None
+    program: Program, named_data: NamedDataStoreOutput | None, options: LayoutOptions
 ) -> Iterator[Piece]:
     """Return an iterator over the bytes of a `.pte` file without copying blobs.
 
@@ -149,7 +122,7 @@ def pte_pieces(
     untyped: object = program
     if not isinstance(untyped, Program):
         raise ProgramError(f"found a {type(untyped).__name__}, expected a Program")
-    layout = chosen_layout(program.layout, **layout_options)
+    layout = chosen_layout(program.layout, options)
     try:
         for field in _LISTS:
             # No later check covers lists that are empty, reserved or unused.
