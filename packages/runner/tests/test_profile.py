@@ -45,9 +45,6 @@ class TwoSteps:
     def execute(self, handle: None, inputs: Sequence[Any]) -> list[Any]:
         return [(inputs[0] + 1) * 2]
 
-    def event_names(self, handle: None) -> dict[int | str, str]:
-        return {1: "Multiply"}
-
     def execute_logged(
         self, handle: None, inputs: Sequence[Any], log: DelegateLog
     ) -> Sequence[torch.Tensor]:
@@ -56,7 +53,7 @@ class TwoSteps:
         log("add", start, perf_counter_ns(), [middle])
         start = perf_counter_ns()
         result = middle * 2
-        log(1, start, perf_counter_ns(), [result])
+        log(1, start, perf_counter_ns(), [result], "Multiply")
         return [result]
 
 

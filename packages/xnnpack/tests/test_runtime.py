@@ -62,17 +62,16 @@ def lowered() -> LoweredBackendModule:
 
 def test_each_node_is_logged_under_its_identifier(lowered: LoweredBackendModule) -> None:
     handle = RUNTIME.init(memoryview(lowered.processed_bytes), [], named_data(lowered))
-    seen: list[int] = []
+    seen: dict[int, str] = {}
 
-    def log(identifier: int, start: int, end: int, outputs: object) -> None:
+    def log(identifier: int, start: int, end: int, _: object, label: str, __: object) -> None:
         assert end >= start
-        seen.append(identifier)
+        seen[identifier] = label
 
     RUNTIME.execute_logged(handle, [torch.randn(2, 3, 6, 5)], log)
-    assert seen == list(range(len(handle.graph.nodes)))
+    assert list(seen) == list(range(len(handle.graph.nodes)))
     assert set(lowered.meta["debug_handle_map"]) <= set(seen)
-    names = RUNTIME.event_names(handle)
-    assert [names[one] for one in seen] == [node.operator.label for node in handle.graph.nodes]
+    assert list(seen.values()) == [node.operator.label for node in handle.graph.nodes]
 
 
 def test_images_are_logged_as_torch_counts_their_dimensions() -> None:
@@ -85,7 +84,7 @@ def test_images_are_logged_as_torch_counts_their_dimensions() -> None:
     handle = RUNTIME.init(memoryview(delegate.processed_bytes), [], named_data(delegate))
     seen: dict[int, torch.Tensor] = {}
     RUNTIME.execute_logged(
-        handle, [x], lambda name, start, end, values: seen.update({name: values[0]})
+        handle, [x], lambda name, start, end, values, *_: seen.update({name: values[0]})
     )
     made = {node.operator: seen[node.debug_handle] for node in handle.graph.nodes}
     with torch.no_grad():

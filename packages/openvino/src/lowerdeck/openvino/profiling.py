@@ -25,19 +25,12 @@ class ProfiledPayload:
     request: openvino.InferRequest
     numbers: dict[str, int]
 
-    @property
-    def names(self) -> dict[int | str, str]:
-        """Names of the operators, each with the kernel that OpenVINO selected."""
-        return {
-            self._identifier(info): f"{info.node_type} ({info.exec_type})"
-            for info in self.request.get_profiling_info()
-        }
-
-    def spent(self) -> Iterator[tuple[int | str, int]]:
-        """Yield each operator of the last call with its time in nanoseconds."""
+    def spent(self) -> Iterator[tuple[int | str, str, int]]:
+        """Yield each operator of the last call, its kernel, and its time in nanoseconds."""
         for info in self.request.get_profiling_info():
             if info.status == _RUN:
-                yield self._identifier(info), round(info.real_time.total_seconds() * 1e9)
+                spent = round(info.real_time.total_seconds() * 1e9)
+                yield self._identifier(info), f"{info.node_type} ({info.exec_type})", spent
 
     def _identifier(self, info: openvino.ProfilingInfo) -> int | str:
         # Device work such as layout changes has only a name. Slashes are separators in profiles.

@@ -83,10 +83,6 @@ class OpenvinoRuntime:
         """
         return _run(handle.request, handle.compiled, inputs)
 
-    def event_names(self, handle: LoadedPayload) -> dict[int | str, str]:
-        """Return the name of each operator of a payload, with the kernel selected for it."""
-        return handle.profiled().names
-
     def execute_logged(
         self, handle: LoadedPayload, inputs: Sequence[torch.Tensor], log: Callable[..., None]
     ) -> list[torch.Tensor]:
@@ -95,8 +91,8 @@ class OpenvinoRuntime:
         Fused operators and results are not logged.
 
         Args:
-            log: Called with the operator's index in the payload, or the name of device work, and
-                start and end in nanoseconds.
+            log: Called with the operator's index in the payload, or the name of device work, start
+                and end in nanoseconds, no outputs, and the operator's name with its kernel.
 
         Returns:
             New tensors, in order.
@@ -108,9 +104,9 @@ class OpenvinoRuntime:
         profiled = handle.profiled()
         start = time.perf_counter_ns()
         results = _run(profiled.request, profiled.compiled, inputs)
-        for identifier, spent in profiled.spent():
+        for identifier, label, spent in profiled.spent():
             # OpenVINO measures no start times: events are logged one after another.
-            log(identifier, start, start + spent)
+            log(identifier, start, start + spent, (), label)
             start += spent
         return results
 

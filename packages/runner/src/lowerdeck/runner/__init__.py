@@ -8,7 +8,6 @@ from lowerdeck.runner.delegates import (
     BackendRuntime,
     DelegateLog,
     LogsEvents,
-    NamesEvents,
 )
 from lowerdeck.runner.errors import (
     BusyError,
@@ -35,7 +34,6 @@ __all__ = [
     # Backends
     "BackendRuntime",
     "LogsEvents",
-    "NamesEvents",
     "DelegateLog",
     # Watching
     "Profile",

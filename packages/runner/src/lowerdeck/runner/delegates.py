@@ -54,51 +54,6 @@ class BackendRuntime(Protocol):
         ...
 
 
-class DelegateLog(Protocol):
-    """Callback for events inside a delegate, used for profiles."""
-
-    def __call__(
-        self,
-        identifier: int | str,
-        start_ns: int,
-        end_ns: int,
-        outputs: Sequence[torch.Tensor] = (),
-    ) -> None:
-        """Record one event.
-
-        Args:
-            identifier: Debug identifier, a key of the backend's debug map.
-            start_ns: ``time.perf_counter_ns()`` at the start.
-            end_ns: The same at the end.
-            outputs: Results, if comparable with eager.
-        """
-        ...
-
-
-@runtime_checkable
-class LogsEvents(Protocol):
-    """Protocol of runtimes that report the times of events in a delegate."""
-
-    def execute_logged(
-        self, handle: Any, inputs: Sequence[Any], log: DelegateLog
-    ) -> Sequence[torch.Tensor]:
-        """Return the outputs of one call, as ``execute`` does, and log its events.
-
-        Args:
-            log: Called once per event.
-        """
-        ...
-
-
-@runtime_checkable
-class NamesEvents(Protocol):
-    """Protocol of runtimes that name the operators of a delegate."""
-
-    def event_names(self, handle: Any) -> Mapping[int | str, str]:
-        """Return the operator of each debug identifier, such as ``"Conv2d"``."""
-        ...
-
-
 class Precision(Protocol):
     """Numeric precision of an event in a delegate.
 
@@ -131,12 +86,43 @@ class Precision(Protocol):
         ...
 
 
-@runtime_checkable
-class TellsPrecision(Protocol):
-    """Protocol of runtimes that report events with less precision than float32."""
+class DelegateLog(Protocol):
+    """Callback for events inside a delegate, used for profiles."""
 
-    def event_precision(self, handle: Any) -> Mapping[int | str, Precision]:
-        """Return the precision of each debug identifier that is below float32."""
+    def __call__(
+        self,
+        identifier: int | str,
+        start_ns: int,
+        end_ns: int,
+        outputs: Sequence[torch.Tensor] = (),
+        label: str = "",
+        precision: Precision | None = None,
+    ) -> None:
+        """Record one event.
+
+        Args:
+            identifier: Debug identifier, a key of the backend's debug map.
+            start_ns: ``time.perf_counter_ns()`` at the start.
+            end_ns: The same at the end.
+            outputs: Results, if comparable with eager.
+            label: The operator, such as ``"Conv2d"``.
+            precision: Precision of the results, if below float32.
+        """
+        ...
+
+
+@runtime_checkable
+class LogsEvents(Protocol):
+    """Protocol of runtimes that report the times of events in a delegate."""
+
+    def execute_logged(
+        self, handle: Any, inputs: Sequence[Any], log: DelegateLog
+    ) -> Sequence[torch.Tensor]:
+        """Return the outputs of one call, as ``execute`` does, and log its events.
+
+        Args:
+            log: Called once per event.
+        """
         ...
 
 
@@ -251,20 +237,6 @@ class DelegateStep:
         delegate = self._delegate
         inputs = [get() for get in self._inputs]
         self._store(delegate.runtime.execute(delegate.handle, inputs))
-
-    def event_names(self) -> Mapping[int | str, str]:
-        """Return the operator of each debug identifier of the delegate."""
-        runtime = self._delegate.runtime
-        if isinstance(runtime, NamesEvents):
-            return runtime.event_names(self._delegate.handle)
-        return {}
-
-    def event_precision(self) -> Mapping[int | str, Precision]:
-        """Return the precision of each debug identifier that is below float32."""
-        runtime = self._delegate.runtime
-        if isinstance(runtime, TellsPrecision):
-            return runtime.event_precision(self._delegate.handle)
-        return {}
 
     def logged(self, log: DelegateLog) -> None:
         """Run the delegate, and log its events if its runtime reports them.

@@ -213,13 +213,13 @@ class Recorder:
         return written if self._keep_values else ()
 
     def _logging(self, step: DelegateStep, chain: int, index: int, name: str) -> Step:
-        names, precision = step.event_names(), step.event_precision()
-
         def log(
             identifier: int | str,
             start_ns: int,
             end_ns: int,
             outputs: Sequence[torch.Tensor] = (),
+            label: str = "",
+            precision: Precision | None = None,
         ) -> None:
             place = merged(self._sources.inside(index, identifier))
             values = tuple(map(_copy, outputs)) if self._keep_values else ()
@@ -233,8 +233,8 @@ class Recorder:
                     place,
                     values,
                     identifier,
-                    names.get(identifier, ""),
-                    precision.get(identifier),
+                    label,
+                    precision,
                     step.backend_id,
                 )
             )

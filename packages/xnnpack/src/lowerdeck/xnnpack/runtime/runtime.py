@@ -30,7 +30,7 @@ from lowerdeck.xnnpack.runtime.numbers import (
     stored,
     stored_constant,
 )
-from lowerdeck.xnnpack.runtime.precision import Precision, precision_of
+from lowerdeck.xnnpack.runtime.precision import precision_of
 
 _FAULTS = (RuntimeError, ValueError, IndexError, TypeError, ArithmeticError)
 
@@ -123,17 +123,6 @@ class XnnpackRuntime:
         """Return the number of inputs of a payload."""
         return handle.input_count
 
-    def event_names(self, handle: LoadedPayload) -> dict[int | str, str]:
-        """Return the operator name of each debug identifier, such as ``"Conv2d"``."""
-        return {node.debug_handle: node.operator.label for node in handle.graph.nodes}
-
-    def event_precision(self, handle: LoadedPayload) -> dict[int | str, Precision]:
-        """Return the precision of each node with less than float32 precision."""
-        precisions = {
-            node.debug_handle: precision_of(node, handle.values) for node in handle.graph.nodes
-        }
-        return {name: precision for name, precision in precisions.items() if precision is not None}
-
     def execute(self, handle: LoadedPayload, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for ``inputs``.
 
@@ -147,17 +136,20 @@ class XnnpackRuntime:
             DelegateInputError: Number or dtypes of the inputs differ from the compiled ones.
             DelegateRunError: A node cannot be computed on these inputs.
         """
-        return self.execute_logged(handle, inputs, _no_log)
+        return self.execute_logged(handle, inputs, None)
 
     def execute_logged(
-        self, handle: LoadedPayload, inputs: Sequence[torch.Tensor], log: Callable[..., None]
+        self,
+        handle: LoadedPayload,
+        inputs: Sequence[torch.Tensor],
+        log: Callable[..., None] | None,
     ) -> list[torch.Tensor]:
         """Return the outputs for ``inputs``, logging every node.
 
         Args:
             inputs: The arguments of the call.
-            log: Called with the debug identifier, the start and the end in nanoseconds and the
-                outputs of each node, their dimensions in torch's order.
+            log: Called with the debug identifier, the start and the end in nanoseconds, the
+                outputs (dimensions in torch's order), the operator and the precision of each node.
 
         Returns:
             New tensors, in order.
@@ -189,8 +181,10 @@ class XnnpackRuntime:
             result = _run(node, values, handle.factors.get(number), handle.values[output])
             values[output] = result
             end = time.perf_counter_ns()
-            plain = _arranged(result, Layout.PLAIN) if output in handle.images else result
-            log(node.debug_handle, start, end, (plain,))
+            if log is not None:
+                plain = _arranged(result, Layout.PLAIN) if output in handle.images else result
+                precision = precision_of(node, handle.values)
+                log(node.debug_handle, start, end, (plain,), node.operator.label, precision)
         return [
             stored(
                 _arranged(values[value.id], Layout.PLAIN)
@@ -211,10 +205,6 @@ def _bytes_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
 def _arranged(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """Return a tensor permuted from the other layout to this one."""
     return tensor.permute(conversion(tensor.dim(), layout)) if tensor.dim() > 2 else tensor
-
-
-def _no_log(*_: object) -> None:
-    """Discard a log entry."""
 
 
 def _run(
