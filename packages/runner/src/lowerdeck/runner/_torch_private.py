@@ -29,9 +29,8 @@ __all__ = [
     "leaf_paths",
     "leaves",
     "operator_name",
-    "registered_named_tuple",
+    "read_structure",
     "schema_arguments",
-    "structure_of",
     "unflatten",
 ]
 
@@ -88,19 +87,11 @@ def direct_call(operator: OpOverload) -> Callable[..., Any]:
     return call
 
 
-def registered_named_tuple(name: str) -> type | None:
-    """Return the named tuple class that pytree registered as ``name``, or None."""
-    python_type = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
-    return (
-        python_type
-        if isinstance(python_type, type) and pytree.is_namedtuple_class(python_type)
-        else None
-    )
-
-
-def structure_of(tree: object) -> pytree.TreeSpec:
-    """Return the pytree structure of ``tree``."""
-    return pytree.tree_structure(tree)
+def read_structure(text: str) -> pytree.TreeSpec | None:
+    """Return the structure that ``treespec_dumps`` serialized, or None if it is inconsistent."""
+    spec = pytree.treespec_loads(text)
+    tree = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+    return spec if pytree.tree_structure(tree) == spec else None
 
 
 def flatten_like(tree: object, spec: pytree.TreeSpec) -> list[Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,14 +11,19 @@ import torch
 from lowerdeck.runner._torch_private import (
     flatten_like,
     leaf_paths,
-    registered_named_tuple,
-    structure_of,
+    read_structure,
     unflatten,
 )
 from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.values.layout import has_layout, strides_of
-from lowerdeck.runner.values.structure import UnknownStructureError, parse_structure
 from lowerdeck.runner.values.tensors import Origin, TensorSpec
+
+MAX_TEXT = 1 << 20
+"""Limit of a serialized structure, in characters: some 18,000 leaves of 56 each."""
+MAX_DEPTH = 32
+_LONGEST_KEY = 100
+_SEQUENCES = ("builtins.tuple", "builtins.list")
+_MAPPINGS = ("builtins.dict", "collections.OrderedDict")
 
 
 class Signature:
@@ -68,16 +74,45 @@ class Signature:
 
 
 def _spec(text: str, count: int) -> Any:
-    """Return the pytree spec encoded by ``text`` if it has ``count`` leaves, else None."""
-    if not text:
+    """Return the pytree spec encoded by ``text`` if it has ``count`` leaves, else None.
+
+    The structure is optional and untrusted: without it, for instance if a class is not available,
+    the method still takes flat inputs.
+    """
+    if not text or len(text) > MAX_TEXT:
         return None
     try:
-        spec = structure_of(parse_structure(text, registered_named_tuple))
-    except UnknownStructureError:
-        # The structure is optional and untrusted: without it, for instance if a class is not
-        # available, the method still takes flat inputs.
+        _, node = json.loads(text)
+        spec = read_structure(text) if _imports_nothing(node, MAX_DEPTH) else None
+    except Exception:  # torch's reader raises any error for a malformed text
         return None
-    return spec if spec.num_leaves == count else None
+    return spec if spec is not None and spec.num_leaves == count else None
+
+
+def _imports_nothing(node: Any, depth: int) -> bool:
+    """Return whether torch's reader imports no module for a serialized structure.
+
+    It imports what contexts of other containers, and enumerations in contexts, name. Nesting and
+    keys are limited as well, because messages show the path to a leaf.
+    """
+    kind, context = node["type"], node["context"]
+    if kind in _MAPPINGS:
+        keys = json.loads(context)
+        if not isinstance(keys, list) or not all(map(_is_key, keys)):
+            return False
+    elif kind in _SEQUENCES:
+        if context != "null":
+            return False
+    elif kind not in (None, "collections.namedtuple"):
+        return False
+    children = node["children_spec"]
+    return not children or (
+        depth > 0 and all(_imports_nothing(child, depth - 1) for child in children)
+    )
+
+
+def _is_key(key: object) -> bool:
+    return isinstance(key, str | int) and len(str(key)) <= _LONGEST_KEY
 
 
 def _is_leaf(value: object) -> bool:

@@ -112,7 +112,8 @@ def _why_float_convolution(mode: str, node: Node) -> str:
 def _unroll_recurrent_layers(program: ExportedProgram) -> ExportedProgram:
     """Decompose LSTM, GRU and their cells, which quantisers do not support, to linear layers."""
     table = torch.export.default_decompositions()
-    return program.run_decompositions({op: table[op] for op in _RECURRENT})
+    unrolled: ExportedProgram = program.run_decompositions({op: table[op] for op in _RECURRENT})
+    return unrolled
 
 
 def _with_four_bits(module: torch.nn.Module) -> torch.nn.Module:
