@@ -1,7 +1,8 @@
-"""Ctrl-C at any moment of any command: one line and 130, whatever it imports just then."""
+"""Ctrl-C while a command imports ends it (130 in a shell), whatever it imports just then."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,6 @@ def made():
     [
         ("lower", "torch"),
         ("lower", "torch.export"),
-        ("lower", "lowerdeck.xnnpack"),
         ("run", "numpy"),
         ("lm", "torch"),
     ],
@@ -42,8 +42,6 @@ def test_an_interrupt_while_a_command_imports(command: str, at: str, tmp_path: P
         cwd=tmp_path,
         text=True,
     )
-    assert done.returncode == 130, done.stderr
+    assert done.returncode == -signal.SIGINT, done.stderr
     assert "Traceback" not in done.stderr
-    # Before it, torchao may tell at length what it lacks here.
-    assert done.stderr.splitlines()[-1] == f"lowerdeck {command}: interrupted"
     assert not list(tmp_path.glob("*.pte"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lowerdeck import serializer as pte
-from lowerdeck.inspect.commands.sizes import size_text
+from lowerdeck.inspect.commands.answers import size_text
 from lowerdeck_files import DATA
 from lowerdeck_files.programs import add_delegates, add_program, program, tensor
 

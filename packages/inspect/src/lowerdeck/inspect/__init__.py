@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # ``__all__`` selects their public names
     from lowerdeck.inspect.commands.answers import *
     from lowerdeck.inspect.commands.paths import *
-    from lowerdeck.inspect.commands.protocol import *
     from lowerdeck.inspect.installed import *
     from lowerdeck.inspect.report.documents import *
     from lowerdeck.inspect.report.page import *
-    from lowerdeck.inspect.report.payloads.graph import *
+    from lowerdeck.inspect.report.payloads import *
 
 __all__ = [
     # Write a command
@@ -39,8 +38,8 @@ __all__ = [
 
 # Search order: all packages need the first modules, few draw pages.
 _MODULES = (
-    *("commands.answers", "commands.paths", "installed", "commands.protocol"),
-    *("report.payloads.graph", "report.page", "report.documents"),
+    *("commands.answers", "commands.paths", "installed"),
+    *("report.payloads", "report.page", "report.documents"),
 )
 
 if not TYPE_CHECKING:  # A type checker would accept any name.

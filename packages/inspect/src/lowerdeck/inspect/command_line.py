@@ -9,21 +9,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import signal
 import sys
-import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib.metadata import EntryPoint, distributions
 from io import TextIOWrapper
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from lowerdeck.inspect.commands.answers import (
@@ -37,16 +29,30 @@ from lowerdeck.inspect.commands.answers import (
     say,
     status_of,
 )
-from lowerdeck.inspect.commands.known import COMMANDS
 from lowerdeck.inspect.installed import installed_entries
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-    from lowerdeck.inspect.commands.protocol import Command
+    from lowerdeck.inspect.commands.answers import Command
 
 GROUP = "lowerdeck.commands"
-Loading = Callable[[str], AbstractContextManager[None]]
+COMMANDS = {
+    "lower": ("lowerdeck-lowered-module", "compile a PyTorch model to a .pte file"),
+    "inspect": ("lowerdeck-inspect", "show what a .pte or .ptd file contains"),
+    "verify": ("lowerdeck-inspect", "check whether a file is safe to run"),
+    "run": ("lowerdeck-runner", "run a .pte file and show its outputs and timings"),
+    "backends": ("lowerdeck-runner", "list installed backends and what each can do"),
+    "diff": ("lowerdeck-inspect", "compare two .pte files"),
+    "extract": ("lowerdeck-inspect", "write delegates and constants of a file to a folder"),
+    "ops": ("lowerdeck-inspect", "list the operators that a .pte file calls"),
+    "lm": ("lowerdeck-language-models", "export, quantise and run language models"),
+    "doctor": ("lowerdeck-inspect", "check the installation"),
+    "completion": ("lowerdeck-inspect", "print a completion script for bash or zsh"),
+}
+"""Distribution and one-line help of each command. Listed here so that help and errors need not
+import other packages, which import torch.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,16 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(list(sys.argv[1:] if arguments is None else arguments))
 
 
-def run_command(
-    arguments: list[str],
-    loading: Loading | None = None,
-) -> int:
+def run_command(arguments: list[str], loaded: Callable[[], None] = lambda: None) -> int:
     """Run one command and return its exit status.
 
     Args:
         arguments: The command line after ``lowerdeck``.
-        loading: Returns, for the command's name, a context manager around the import of its
-            module.
+        loaded: Called when the command has been imported.
 
     Raises:
         SystemExit: The arguments are invalid, or help or the version was requested.
@@ -88,9 +90,9 @@ def run_command(
     name = arguments[0] if arguments else ""
     # Parsing and loading may fail, so the option is read first.
     debug = "--debug" in arguments
-    with _any_encoding(), _interrupts() as interrupted:
+    with _any_encoding():
         try:
-            status = _run(arguments, loading)
+            status = _run(arguments, loaded)
             flush_stdout()
         except BrokenPipeError:
             # The reader of the output (``| head``) closed the pipe, which is not an error.
@@ -99,8 +101,7 @@ def run_command(
         except (Exception, KeyboardInterrupt) as error:
             if debug:
                 _show_traceback(error)
-            # An import that is interrupted may raise any exception.
-            if interrupted or isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt):
                 complain(name, "interrupted")
                 return ExitStatus.INTERRUPTED
             return _end(name, error)
@@ -112,7 +113,7 @@ def _show_traceback(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
-def _run(arguments: list[str], loading: Loading | None) -> int:
+def _run(arguments: list[str], loaded: Callable[[], None]) -> int:
     entries = {entry.name: entry for entry in installed_entries(GROUP)}
     if not arguments or arguments[0] in {"-h", "--help"}:
         say(*_menu(entries).splitlines())
@@ -123,17 +124,34 @@ def _run(arguments: list[str], loading: Loading | None) -> int:
     name = arguments[0]
     # Commands that read files import no library that warns, nor logging.
     ours = COMMANDS.get(name, ("", ""))[0] == "lowerdeck-inspect"
-    with nullcontext() if ours or "--debug" in arguments else _quiet_libraries():
-        with loading(name) if loading else nullcontext():
-            command = _load(name, entries)
+    with nullcontext() if ours or "--debug" in arguments else quiet_libraries():
+        command = _load(name, entries)
+        loaded()
         return command.run(_parser(name, command).parse_args(arguments[1:]))
 
 
-def _quiet_libraries() -> AbstractContextManager[None]:
-    # Commands that read files need no logging.
-    from lowerdeck.inspect.commands.quiet import quiet_libraries
+# torch warns of missing numpy, which we do not need; torchao of missing CUDA and of torch's
+# version.
+_WARNING = "Failed to initialize NumPy"
+_LOGGERS = ("torchao", "torch.utils._pytree")
 
-    return quiet_libraries()
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Suppress warnings that torch and torchao emit on import; errors are shown."""
+    import logging  # commands that read files need none
+
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_WARNING, category=UserWarning)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def _parser(name: str, command: Command) -> argparse.ArgumentParser:
@@ -190,26 +208,6 @@ def _end(name: str, error: Exception) -> ExitStatus:
         "report it with the traceback that --debug shows",
     )
     return ExitStatus.FAILED
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Yield a list that is empty until Ctrl-C; other handlers stay installed."""
-    seen: list[int] = []
-
-    def noted(number: int, frame: FrameType | None) -> None:
-        seen.append(number)
-        signal.default_int_handler(number, frame)
-
-    in_main = threading.current_thread() is threading.main_thread()
-    ours = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, noted)
-    try:
-        yield seen
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,8 +22,3 @@ def installed_entries(group: str, name: str | None = None) -> list[EntryPoint]:
     from importlib.metadata import entry_points
 
     return [entry for entry in entry_points(group=group) if name in (None, entry.name)]
-
-
-def plain_name(name: str) -> str:
-    """Return the normalized name of a distribution."""
-    return re.sub(r"[-_.]+", "-", name).lower()

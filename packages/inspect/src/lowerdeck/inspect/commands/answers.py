@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
+from typing import Protocol
 
 from lowerdeck.serializer import FormatError, SerializerError, printable
 
@@ -170,3 +172,54 @@ def is_closed(name: str) -> bool:
 
 def _describe(path: str | os.PathLike[str], error: OSError) -> str:
     return f"{os.fspath(path)}: {error.strerror or error}"
+
+
+_UNITS = ("kB", "MB", "GB", "TB")
+
+
+def size_text(nbytes: int) -> str:
+    """Return a size in decimal units, such as ``46.8 MB``.
+
+    Args:
+        nbytes: The size in bytes.
+    """
+    if nbytes < 1000:
+        return f"{nbytes} B"
+    value, unit = nbytes / 1000, 0
+    while value >= 1000 and unit < len(_UNITS) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{value:.1f} {_UNITS[unit]}"
+
+
+def share_text(part: int, whole: int) -> str:
+    """Return the percentage of ``part`` in ``whole``, such as ``99.1 %``.
+
+    Args:
+        part: Bytes of the part.
+        whole: Bytes of the whole.
+    """
+    return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
+
+
+class Command(Protocol):
+    """One command, which packages provide through the entry-point group ``lowerdeck.commands``.
+
+    Attributes:
+        help: One-line description.
+    """
+
+    help: str
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Run the command.
+
+        Returns:
+            The exit status, one of :class:`ExitStatus`.
+
+        Raises:
+            Exception: An error with an attribute ``exit_status`` ends the command with this status
+                and its message in one line; other errors are reported as bugs.
+        """

@@ -9,10 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from lowerdeck.inspect.commands.answers import CommandError, ExitStatus, reading, say
+from lowerdeck.inspect.commands.answers import CommandError, ExitStatus, reading, say, size_text
 from lowerdeck.inspect.commands.inspect import trace_text, write_page
 from lowerdeck.inspect.commands.paths import check_paths
-from lowerdeck.inspect.commands.sizes import size_text
 from lowerdeck.inspect.commands.summary import summarise
 from lowerdeck.inspect.report.changes import method_changes, stored_changes
 from lowerdeck.inspect.report.documents import html_diff

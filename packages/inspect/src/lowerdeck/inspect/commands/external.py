@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lowerdeck.inspect.commands.sizes import share_text, size_text
+from lowerdeck.inspect.commands.answers import share_text, size_text
 from lowerdeck.inspect.report.values import dtype_name
 from lowerdeck.serializer import ExternalEntry, PtdFile, storage_size
 

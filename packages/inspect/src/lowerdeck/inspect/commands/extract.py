@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import struct
 from pathlib import Path
 
 from lowerdeck.inspect.commands.answers import (
@@ -14,14 +15,13 @@ from lowerdeck.inspect.commands.answers import (
     ExitStatus,
     reading,
     say,
+    size_text,
     writing,
 )
-from lowerdeck.inspect.commands.npy import npy_header
 from lowerdeck.inspect.commands.paths import check_paths
-from lowerdeck.inspect.commands.sizes import size_text
 from lowerdeck.inspect.report.file_map import Stored, all_stored
 from lowerdeck.inspect.report.values import dtype_name
-from lowerdeck.serializer import byte_view, open_pte
+from lowerdeck.serializer import ScalarType, Tensor, byte_view, open_pte
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 100
@@ -126,6 +126,47 @@ def _write_file(part: Stored, number: int, work: Path, header: bytes | None) -> 
         out.write(header or b"")
         out.write(data)
     return path.as_posix(), data.nbytes
+
+
+# NumPy Enhancement Proposal 1, "A Simple File Format for NumPy Arrays", version 1.0.
+_DESCRIPTIONS = {
+    ScalarType.BYTE: "|u1",
+    ScalarType.CHAR: "|i1",
+    ScalarType.SHORT: "<i2",
+    ScalarType.INT: "<i4",
+    ScalarType.LONG: "<i8",
+    ScalarType.HALF: "<f2",
+    ScalarType.FLOAT: "<f4",
+    ScalarType.DOUBLE: "<f8",
+    ScalarType.COMPLEX_FLOAT: "<c8",
+    ScalarType.COMPLEX_DOUBLE: "<c16",
+    ScalarType.BOOL: "|b1",
+    ScalarType.UINT16: "<u2",
+    ScalarType.UINT32: "<u4",
+    ScalarType.UINT64: "<u8",
+}
+_MAGIC = b"\x93NUMPY\x01\x00"
+_ALIGNMENT = 64
+
+
+def npy_header(tensor: Tensor) -> bytes | None:
+    """Return the ``.npy`` header for a tensor.
+
+    Args:
+        tensor: The tensor; its data follow the header unchanged.
+
+    Returns:
+        The header, or None if the format does not support the tensor: a type that NumPy lacks, or
+        a layout that is not contiguous.
+    """
+    description = _DESCRIPTIONS.get(tensor.scalar_type)
+    if description is None or list(tensor.dim_order) != list(range(len(tensor.sizes))):
+        return None
+    shape = f"({', '.join(map(str, tensor.sizes))}{',' if len(tensor.sizes) == 1 else ''})"
+    text = f"{{'descr': '{description}', 'fortran_order': False, 'shape': {shape}, }}"
+    used = len(_MAGIC) + 2 + len(text) + 1
+    padded = text + " " * (-used % _ALIGNMENT) + "\n"
+    return _MAGIC + struct.pack("<H", len(padded)) + padded.encode("ascii")
 
 
 command: ExtractCommand = ExtractCommand()

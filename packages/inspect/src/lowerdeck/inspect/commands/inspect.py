@@ -14,6 +14,8 @@ from lowerdeck.inspect.commands.answers import (
     ExitStatus,
     reading,
     say,
+    share_text,
+    size_text,
     writing,
 )
 from lowerdeck.inspect.commands.external import (
@@ -22,7 +24,6 @@ from lowerdeck.inspect.commands.external import (
     summarise_external,
 )
 from lowerdeck.inspect.commands.paths import check_paths
-from lowerdeck.inspect.commands.sizes import share_text, size_text
 from lowerdeck.inspect.commands.summary import summarise
 from lowerdeck.inspect.report.documents import html_report
 from lowerdeck.serializer import PteFile, TraceError, open_ptd, open_pte, write_pieces

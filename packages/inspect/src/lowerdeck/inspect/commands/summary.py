@@ -6,15 +6,15 @@ Scripts rely on the keys of :func:`summarise`: keys may be added, but are never 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from lowerdeck import serializer as schema
-from lowerdeck.inspect.commands.libraries import libraries_of
 from lowerdeck.inspect.report.delegates import spec_text
+from lowerdeck.inspect.report.file_map import placement_of
 from lowerdeck.inspect.report.lifetimes import callee, steps
 from lowerdeck.inspect.report.operators import Contents, contents_of
-from lowerdeck.inspect.report.placement import placement_of
 from lowerdeck.inspect.report.values import dtype_name, value_text
 from lowerdeck.serializer import DataLocation, PteFile, storage_size
 
@@ -135,3 +135,30 @@ def _value(plan: schema.ExecutionPlan, index: int) -> dict[str, Any]:
 def _stored(buffers: list[schema.Buffer]) -> dict[str, int]:
     real = buffers[1:]
     return {"count": len(real), "size": sum(storage_size(buffer.storage) for buffer in real)}
+
+
+_ALWAYS = frozenset({"aten", "dim_order_ops", "executorch_prim"})
+"""Namespaces with kernels in every runtime, portable or built in."""
+
+_LIBRARIES = {"llama": "custom_ops", "quantized_decomposed": "quantized_ops_lib"}
+"""Library of a namespace, by its name in ExecuTorch's build."""
+
+_OWN = "the application's own"
+
+
+def libraries_of(operators: Iterable[str]) -> dict[str, list[str]]:
+    """Return the libraries that operators need beside the runtime, with their operators.
+
+    Args:
+        operators: Names such as ``"aten::add.out"``.
+
+    Example:
+        >>> libraries_of(["aten::add.out", "llama::custom_sdpa.out", "mine::twice.out"])
+        {'custom_ops': ['llama::custom_sdpa.out'], "the application's own": ['mine::twice.out']}
+    """
+    libraries: dict[str, list[str]] = {}
+    for operator in sorted(set(operators)):
+        namespace = operator.partition("::")[0]
+        if namespace not in _ALWAYS:
+            libraries.setdefault(_LIBRARIES.get(namespace, _OWN), []).append(operator)
+    return libraries

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from lowerdeck.inspect.report.aliases import list_members, result_count
 from lowerdeck.inspect.report.delegates import DelegateEntries
 from lowerdeck.inspect.report.embed import Interned, clip, number
 from lowerdeck.inspect.report.lifetimes import columns_of, planned_blocks, steps
-from lowerdeck.inspect.report.results import list_members, result_count
 from lowerdeck.inspect.report.trace import Watched, watched_entry
 from lowerdeck.inspect.report.values import values_table
 from lowerdeck.serializer import (

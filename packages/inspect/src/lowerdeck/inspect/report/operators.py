@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, cast
 
 from lowerdeck.inspect.installed import installed_entries
 from lowerdeck.inspect.report.embed import clip
-from lowerdeck.inspect.report.payloads.graph import PayloadGraph, PayloadNode, PayloadValue
-from lowerdeck.inspect.report.payloads.xnnpack import is_xnnpack, xnnpack_graph
+from lowerdeck.inspect.report.payloads import (
+    PayloadGraph,
+    PayloadNode,
+    PayloadValue,
+    is_xnnpack,
+    xnnpack_graph,
+)
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -73,6 +73,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
                 field=f"FlatTensor.segments[{index}]",
             )
     check_overlap(segments, len(view), "FlatTensor.segments")
+    alignment = segment_alignment([base, *(segment.offset for segment in segments)])
     entries: dict[str, ExternalEntry] = {}
     views: dict[int, memoryview] = {}
     for at in reader.tables(named_table, "FlatTensor.named_data"):
@@ -92,8 +93,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
         if number not in views:
             # One view per segment, so that equal contents can be found by identity.
             views[number] = view[start : start + segments[number].size]
-        entries[key] = ExternalEntry(views[number], layout)
-    alignment = segment_alignment([base, *(segment.offset for segment in segments)])
+        entries[key] = ExternalEntry(views[number], layout, alignment)
     return ExternalData(entries, alignment, version)
 
 

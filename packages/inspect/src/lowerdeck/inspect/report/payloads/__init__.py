@@ -1,1 +1,0 @@
-"""Payloads of delegates in a common form for all backends."""
