@@ -9,15 +9,13 @@ import lowerdeck_zoo as zoo
 from lowerdeck.emitter import emit
 from lowerdeck.runner import compare, load
 
-# Eager multiplies or splits where the emitter folds or reorders: the wrong results are paired.
-MISPAIRED = {"gated", "small_decoder", "cells"}
 SMALL = [
     one
     for one in zoo.programs(
         *("vision", "layers", "recurrent", "graphs", "layouts", "audio", "outputs"),
         without="large several-methods stateful in-place quantised half complex dynamic",
     )
-    if one.name not in MISPAIRED and not one.name.startswith("views_of")
+    if not one.name.startswith("views_of")
 ]
 LAYERS = [one for one in SMALL if one.has("layers") or one.has("recurrent")]
 

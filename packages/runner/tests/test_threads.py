@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lowerdeck.runner import BusyError, ExecutionError, compare, load
+from lowerdeck_zoo import Of
 
 
 def doubling(m: Any) -> Any:
@@ -62,7 +63,7 @@ ASKED: dict[str, Callable[[Any], object]] = {
     "another method": lambda program: program.run("other", torch.ones(1)),
     "loading a method": lambda program: program.method("other"),
     "a reset": lambda program: program.reset(),
-    "a comparison": lambda program: compare(program, lambda x: x + 1, (torch.ones(1),)),
+    "a comparison": lambda program: compare(program, Of(lambda x: x + 1), (torch.ones(1),)),
 }
 
 

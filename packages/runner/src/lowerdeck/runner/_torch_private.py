@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowerdeck.torch_base import (
     OpOverload,
@@ -21,7 +20,6 @@ from lowerdeck.torch_base import (
 
 __all__ = [
     "SchemaArgument",
-    "TorchDispatchMode",
     "direct_call",
     "find_overload",
     "flat_graph_inputs",

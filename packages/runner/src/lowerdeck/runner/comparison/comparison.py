@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,8 @@ import torch
 from torch.export import ExportedProgram
 
 from lowerdeck.runner._torch_private import leaves
-from lowerdeck.runner.comparison.eager import EagerOp, record_calls, record_nodes
 from lowerdeck.runner.comparison.following import Following
-from lowerdeck.runner.comparison.pairing import Pair, by_node, by_order, same_kind, tensors_of
+from lowerdeck.runner.comparison.pairing import EagerOp, by_node, record_nodes, tensors_of
 from lowerdeck.runner.comparison.quanta import Expected, expected_of
 from lowerdeck.runner.debug_info import SourceLocation
 from lowerdeck.runner.errors import InputError
@@ -86,7 +85,7 @@ class Comparison:
 
 def compare(
     program: LoadedProgram,
-    eager_model: Callable[..., Any] | ExportedProgram,
+    eager_model: torch.nn.Module | ExportedProgram,
     inputs: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -96,18 +95,17 @@ def compare(
 ) -> Comparison:
     """Return the differences between a program and its source model.
 
-    Both run once on the same inputs; each instruction's result is compared with its source
-    operator's. With an exported program as ``eager_model``, and a program loaded with ``debug=``,
-    results are matched by node. Otherwise they are matched by order, operator and shape; results
-    without a counterpart, such as parts of a decomposition, are listed as unmatched.
+    Both run once on the same inputs; each instruction's result is compared with that of its node
+    in the exported program. Results without one, such as parts of a decomposition, are listed as
+    unmatched; so are all instructions of a program loaded without ``debug=``.
 
     8-bit delegates may differ from eager by one quantization step, and saturate where eager does.
-    If matched by node, each operator is compared with eager on the program's own inputs, so that
-    upstream rounding is not attributed to it.
+    Each operator is compared with eager on the program's own inputs, so that upstream rounding is
+    not attributed to it.
 
     Args:
         program: Its mutable state advances by one call.
-        eager_model: A module, a function, or the exported program that was emitted.
+        eager_model: The exported program that was emitted, or a module, which is exported.
         inputs: Positional inputs of the model.
         kwargs: Keyword inputs of the model.
 
@@ -119,7 +117,7 @@ def compare(
     Example:
         >>> comparison = compare(load("model.pte"), model, (x,))  # doctest: +SKIP
         >>> print(comparison.first)  # doctest: +SKIP
-        instruction 17 (aten::addmm.out) differs from eager's aten::linear by up to 0.25 ...
+        instruction 17 (aten::linear.out) differs from eager's aten::linear by up to 0.25 ...
     """
     if not isinstance(inputs, list | tuple):
         raise InputError(
@@ -132,34 +130,31 @@ def compare(
     profile = program.method(method).profile(*copies, **kwarg_copies)
     used: list[Event] = []
     expected_values: dict[str, list[Expected]] = {}
-    if isinstance(eager_model, ExportedProgram):
-        expected = eager_model.module()(*map(_copied, inputs), **keywords)
-        ops = record_nodes(eager_model, list(map(_copied, inputs)), keywords)
-        pairs = by_node(profile.events, ops)
-        if not pairs:
-            pairs = _settled(by_order(profile.events, ops), ops, rtol, atol)
-        elif any(event.precision is not None for event in profile.events):
-            following = Following(
-                eager_model,
-                profile.events,
-                pairs,
-                lambda found, right: _distance(found, right, rtol, atol) is None,
-            )
-            following.run(list(map(_copied, inputs)), keywords)
-            expected_values, expected, used = following.expected, following.outputs, following.used
-    else:
-        expected, ops = record_calls(eager_model, list(map(_copied, inputs)), keywords)
-        pairs = _settled(by_order(profile.events, ops), ops, rtol, atol)
+    exported = (
+        eager_model
+        if isinstance(eager_model, ExportedProgram)
+        else torch.export.export(eager_model, tuple(map(_copied, inputs)), dict(keywords))
+    )
+    expected, ops = record_nodes(exported, list(map(_copied, inputs)), keywords)
+    pairs = by_node(profile.events, ops)
+    if any(event.precision is not None for event in profile.events) and pairs:
+        following = Following(
+            exported,
+            profile.events,
+            pairs,
+            lambda found, right: _distance(found, right, rtol, atol) is None,
+        )
+        following.run(list(map(_copied, inputs)), keywords)
+        expected_values, expected, used = following.expected, following.outputs, following.used
     differences, compared = [], 0
     for event, op in pairs:
         for result, right in _values(event, op, expected_values.get(op.node)):
             compared += 1
             largest = _distance(result, right, rtol, atol)
             if largest is not None:
-                place = _place_of(event.place, op)
                 differences.append(
                     Difference(
-                        *(event.instruction, event.name, place, op.name, result),
+                        *(event.instruction, event.name, event.place, op.name, result),
                         *(_in_shape_of(result, right.value), largest, event.label),
                     )
                 )
@@ -168,34 +163,6 @@ def compare(
     matched = {id(event) for event, _ in pairs} | set(map(id, used))
     unmatched = tuple(e for e in profile.events if id(e) not in matched and tensors_of(e.values))
     return Comparison(tuple(differences), compared, unmatched)
-
-
-def _settled(
-    pairs: Sequence[Pair], ops: Sequence[EagerOp], rtol: float, atol: float
-) -> list[Pair]:
-    """Return the pairs, with mismatches re-paired by value.
-
-    Order and shape do not distinguish several matrix products, and a kernel with a bias may be a
-    product and an addition in eager. An event that differs is paired with an unpaired eager
-    operator of its kind and value, if any.
-    """
-    equal = [_is_equal(event, op, rtol, atol) for event, op in pairs]
-    paired = {id(op) for (_, op), right in zip(pairs, equal, strict=True) if right}
-    settled: list[Pair] = []
-    for (event, op), right in zip(pairs, equal, strict=True):
-        chosen = op
-        if not right:
-            others = (o for o in ops if id(o) not in paired and same_kind(event, o))
-            chosen = next((o for o in others if _is_equal(event, o, rtol, atol)), op)
-            if chosen is not op:
-                paired.add(id(chosen))
-        settled.append((event, chosen))
-    return settled
-
-
-def _is_equal(event: Event, op: EagerOp, rtol: float, atol: float) -> bool:
-    pairs = _values(event, op)
-    return all(_distance(result, right, rtol, atol) is None for result, right in pairs)
 
 
 # The emitter subtracts the mean before these kernels and adds it to the mean that they return, so
@@ -254,14 +221,6 @@ def _outputs(actual: Any, expected: Any, rtol: float, atol: float) -> list[Diffe
                 Difference(-1, f"output {number}", SourceLocation(), "", left, right, largest)
             )
     return differences
-
-
-def _place_of(place: SourceLocation, op: EagerOp) -> SourceLocation:
-    """Return ``place``, with eager's source line and node as defaults."""
-    line = place.source_line or op.source_line
-    return SourceLocation(
-        place.handles, place.node or op.node, line, place.module_path, place.operator
-    )
 
 
 def _copied(value: Any) -> Any:

@@ -8,11 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
 
-from lowerdeck.runner._torch_private import flat_graph_inputs
-from lowerdeck.runner.comparison.eager import tensors_in
-from lowerdeck.runner.comparison.pairing import Pair, tensors_of
+from lowerdeck.runner.comparison.pairing import Pair, run_program, tensors_in, tensors_of
 from lowerdeck.runner.comparison.quanta import (
     Expected,
     expected_of,
@@ -64,14 +61,7 @@ class Following:
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Run the exported program once."""
         interpreter = _Interpreter(self._program.graph_module, self._result_of)
-        with torch.no_grad():
-            results = interpreter.run(*flat_graph_inputs(self._program, args, kwargs))
-        specs = self._program.graph_signature.output_specs
-        self.outputs = [
-            result
-            for spec, result in zip(specs, results, strict=True)
-            if spec.kind is OutputKind.USER_OUTPUT
-        ]
+        self.outputs = run_program(interpreter, self._program, args, kwargs)
 
     def _result_of(self, node: fx.Node, result: Any, is_new: bool) -> Any:
         """Return the value of ``node`` for its users."""
