@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowerdeck.runner.instructions.machine import BoundChain, Instruction
+from lowerdeck.runner.instructions import BoundChain, Instruction
 from lowerdeck.runner.memory.liveness import Groups, analyse, members
 
 

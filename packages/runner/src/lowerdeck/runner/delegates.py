@@ -9,7 +9,7 @@ import torch
 
 from lowerdeck.inspect import installed_entries
 from lowerdeck.runner.errors import ExecutionError, ProgramError
-from lowerdeck.runner.operators import resize
+from lowerdeck.runner.operators.view_ops import resize
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.runner.values.tensors import TensorSpec
 from lowerdeck.serializer import CompileSpec

@@ -11,8 +11,9 @@ from lowerdeck.runner.debug_info import DebugMaps, SourceFinder
 from lowerdeck.runner.delegates import Delegate
 from lowerdeck.runner.errors import ExecutionError, InputError
 from lowerdeck.runner.instructions import run_chains
-from lowerdeck.runner.linking import Linker
-from lowerdeck.runner.memory import MemoryPlan, Poison
+from lowerdeck.runner.linking.linking import Linker
+from lowerdeck.runner.memory.overlaps import MemoryPlan
+from lowerdeck.runner.memory.poison import Poison
 from lowerdeck.runner.profile import Profile, Recorder
 from lowerdeck.runner.turn import Turn
 from lowerdeck.runner.values.arena import Arena

@@ -16,7 +16,7 @@ import torch
 from lowerdeck.runner.debug_info import SourceFinder, SourceLocation, merged
 from lowerdeck.runner.delegates import DelegateStep, Precision
 from lowerdeck.runner.instructions import BoundChain, Step
-from lowerdeck.runner.memory import Poison
+from lowerdeck.runner.memory.poison import Poison
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.serializer import printable
 

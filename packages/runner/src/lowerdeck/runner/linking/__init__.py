@@ -1,5 +1,1 @@
 """Bind the instructions of a file to kernels."""
-
-from lowerdeck.runner.linking.linking import Linker
-
-__all__ = ["Linker"]

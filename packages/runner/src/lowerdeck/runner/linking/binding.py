@@ -10,18 +10,17 @@ import torch
 
 from lowerdeck.runner.errors import ExecutionError, ProgramError
 from lowerdeck.runner.instructions import Instruction, Step
-from lowerdeck.runner.operators import (
+from lowerdeck.runner.operators.kernels import (
     VIEW,
     Kernel,
     ScalarKernel,
     TorchKernel,
     ViewKernel,
     accepts,
-    check_shape,
     converter,
-    in_range,
-    resize,
 )
+from lowerdeck.runner.operators.prim_ops import in_range
+from lowerdeck.runner.operators.view_ops import check_shape, resize
 from lowerdeck.runner.values.frame import Frame
 from lowerdeck.runner.values.layout import has_layout, strides_of
 from lowerdeck.runner.values.tensors import TensorSpec

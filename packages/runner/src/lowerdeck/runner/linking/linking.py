@@ -10,7 +10,7 @@ from lowerdeck.runner.delegates import Delegate, DelegateStep
 from lowerdeck.runner.errors import MissingKernelError, ProgramError
 from lowerdeck.runner.instructions import BoundChain, Instruction, Step, successors
 from lowerdeck.runner.linking.binding import bind_kernel, effects
-from lowerdeck.runner.operators import VIEW, Kernel, ScalarKernel, find_kernel
+from lowerdeck.runner.operators.kernels import VIEW, Kernel, ScalarKernel, find_kernel
 from lowerdeck.runner.values.frame import Frame, Freed
 from lowerdeck.serializer import (
     Bool,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowerdeck.runner.instructions import BoundChain
-from lowerdeck.runner.operators import COPY_INDEX
+from lowerdeck.runner.operators.kernels import COPY_INDEX
 
 Bits = int
 """A bit set of groups."""

@@ -19,7 +19,7 @@ import torch
 from lowerdeck.runner.errors import MemoryPlanError
 from lowerdeck.runner.instructions import BoundChain, Instruction
 from lowerdeck.runner.memory.liveness import Bits, Groups, Liveness, Range, analyse
-from lowerdeck.runner.operators import VIEW
+from lowerdeck.runner.operators.kernels import VIEW
 from lowerdeck.runner.values.tensors import Origin, TensorSpec
 from lowerdeck.serializer import MoveCall
 

@@ -1,4 +1,4 @@
-"""Run bound instructions."""
+"""Bound instructions of a method and their control flow."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lowerdeck.runner.errors import ExecutionError
+from lowerdeck.serializer import JumpFalseCall
 
 Step = Callable[[], int | None]
 """Runs one instruction; returns the jump target, or a non-int to continue with the next one."""
@@ -86,3 +87,18 @@ def _located(error: Exception, method: str, index: int, chain: BoundChain) -> Ex
     name = chain.instructions[index].name
     kind = type(error) if isinstance(error, ExecutionError) else ExecutionError
     return kind(text, method=method, instruction=index, operator=name)
+
+
+def successors(code: Sequence[object]) -> list[tuple[int, ...]]:
+    """Return the possible successors of each instruction; the length of ``code`` means the end.
+
+    Args:
+        code: The ``instr_args`` of the chain.
+    """
+    end = len(code)
+    return [
+        (index + 1, min(item.destination_instruction, end))
+        if isinstance(item, JumpFalseCall)
+        else (index + 1,)
+        for index, item in enumerate(code)
+    ]
