@@ -7,21 +7,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # ``__all__`` selects their public names
-    from lowerdeck.serializer.bundled.bundle import *
-    from lowerdeck.serializer.bundled.bundle_write import *
+    from lowerdeck.serializer.bundle import *
     from lowerdeck.serializer.errors import *
     from lowerdeck.serializer.escaping import *
-    from lowerdeck.serializer.etdump.etdump_write import *
-    from lowerdeck.serializer.etdump.events import *
+    from lowerdeck.serializer.etdump import *
     from lowerdeck.serializer.flatbuffer.storage import *
     from lowerdeck.serializer.flatbuffer.stream import *
     from lowerdeck.serializer.kernels.table import *
     from lowerdeck.serializer.ptd.external_read import *
     from lowerdeck.serializer.ptd.external_write import *
     from lowerdeck.serializer.ptd.model_files import *
+    from lowerdeck.serializer.pte.container import *
     from lowerdeck.serializer.pte.digest import *
     from lowerdeck.serializer.pte.enums import *
-    from lowerdeck.serializer.pte.header import *
     from lowerdeck.serializer.pte.layout import *
     from lowerdeck.serializer.pte.named_data import *
     from lowerdeck.serializer.pte.read import *
@@ -172,10 +170,9 @@ __all__ = [
 # Search order: the modules that reading needs come first.
 _MODULES = (
     *("errors", "escaping", "flatbuffer.storage", "pte.enums", "pte.layout", "pte.schema"),
-    *("pte.named_data", "pte.header", "pte.read", "flatbuffer.stream", "pte.write"),
-    *("ptd.external_read", "ptd.external_write", "ptd.model_files", "bundled.bundle"),
-    *("bundled.bundle_write", "kernels.table", "pte.digest"),
-    *("etdump.events", "etdump.etdump_write", "xnnpack.operators", "xnnpack.graph"),
+    *("pte.named_data", "pte.container", "pte.read", "flatbuffer.stream", "pte.write"),
+    *("ptd.external_read", "ptd.external_write", "ptd.model_files", "bundle", "kernels.table"),
+    *("pte.digest", "etdump", "xnnpack.operators", "xnnpack.graph"),
     *("xnnpack.payload", "xnnpack.releases", "xnnpack.verify", "verify.hazards", "verify.verify"),
 )
 

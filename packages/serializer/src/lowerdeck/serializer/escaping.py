@@ -1,4 +1,4 @@
-"""Convert text from a file to text that is safe to print on any terminal, in any encoding."""
+"""Convert text from a file to text that is safe to print on any terminal."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _LONGEST = 200
 
 
-def printable(text: str, *, encoding: str | None = None) -> str:
+def printable(text: str) -> str:
     r"""Return the text with all unprintable or invisible characters escaped.
 
     The result is one printable line. The conversion is deterministic and idempotent.
 
     Args:
         text: Any text, such as a name from a file.
-        encoding: Characters outside this encoding, such as ``"ascii"``, are escaped too; None for
-            any Unicode.
 
     Returns:
         The text, with control, format (including bidirectional), surrogate, private and unassigned
@@ -28,13 +26,10 @@ def printable(text: str, *, encoding: str | None = None) -> str:
     Example:
         >>> print(printable("weight\x1b[2J"), printable("naïve"))
         weight\x1b[2J naïve
-        >>> print(printable("naïve", encoding="ascii"))
-        na\xefve
     """
     if text.isascii() and text.isprintable():
         return text
-    escaped = "".join(_escaped(letter) if _is_hidden(letter) else letter for letter in text)
-    return escaped.encode(encoding, "backslashreplace").decode(encoding) if encoding else escaped
+    return "".join(_escaped(letter) if _is_hidden(letter) else letter for letter in text)
 
 
 def quoted(text: str) -> str:

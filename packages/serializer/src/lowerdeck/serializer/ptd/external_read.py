@@ -27,7 +27,7 @@ from lowerdeck.serializer.ptd.external_write import (
     ExternalData,
     ExternalEntry,
 )
-from lowerdeck.serializer.pte.header import check_range
+from lowerdeck.serializer.pte.container import check_range
 from lowerdeck.serializer.pte.layout import segment_alignment
 from lowerdeck.serializer.pte.named_data import TensorLayout
 from lowerdeck.serializer.pte.read import Closing, map_file

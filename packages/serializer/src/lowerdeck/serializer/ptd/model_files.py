@@ -119,18 +119,12 @@ def open_model(
     with ExitStack() as stack:
         files = [stack.enter_context(open_ptd(data_path)) for data_path in data_paths]
         program_file = stack.enter_context(open_pte(path))
-        model = _fit(program_file, files)
+        by_file = {str(number): file.entries for number, file in enumerate(files)}
+        inside = [entry.key for entry in program_file.named_data]
+        problem = _mismatch(program_file.program(), by_file, inside)
+        if problem:
+            raise ContentError(problem, field="external data")
         stack.pop_all()
-    return model
-
-
-def _fit(program_file: PteFile, files: list[PtdFile]) -> OpenModel:
-    """Return the open files as one model after checking that they match."""
-    by_file = {str(number): file.entries for number, file in enumerate(files)}
-    inside = [entry.key for entry in program_file.named_data]
-    problem = _mismatch(program_file.program(), by_file, inside)
-    if problem:
-        raise ContentError(problem, field="external data")
     entries = {key: entry for file in files for key, entry in file.entries.items()}
     return OpenModel(program_file, files, entries)
 

@@ -74,10 +74,6 @@ class ProgramDecoder:
         plan: schema.ExecutionPlan = self._objects.object_at(table.position, "ExecutionPlan")
         return plan
 
-    def operators(self, table: PlanTable) -> list[schema.Operator]:
-        """Return the operators of a method."""
-        return self._objects.objects(table.operators, "Operator", "ExecutionPlan.operators")
-
     def delegates(self, table: PlanTable) -> list[schema.BackendDelegate]:
         """Return the delegates of a method, with data references as stored in the file."""
         return self._objects.objects(table.delegates, "BackendDelegate", "ExecutionPlan.delegates")

@@ -13,10 +13,9 @@ from lowerdeck.serializer.collector import collector_held
 from lowerdeck.serializer.flatbuffer.paths import require_path
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.pte import schema
-from lowerdeck.serializer.pte.container import open_container
+from lowerdeck.serializer.pte.container import ExtendedHeader, open_container
 from lowerdeck.serializer.pte.decode import PlanTable, ProgramDecoder
 from lowerdeck.serializer.pte.enums import DataLocation
-from lowerdeck.serializer.pte.header import ExtendedHeader
 from lowerdeck.serializer.pte.layout import FileLayout
 from lowerdeck.serializer.pte.resolve import DataUse, SegmentResolver
 
@@ -142,7 +141,6 @@ class PteFile(Closing):
         self.decoder: ProgramDecoder = ProgramDecoder(self._container.program, strict=strict)
         self._resolver = SegmentResolver(self._container, self.decoder)
         self._methods: dict[int, schema.ExecutionPlan] = {}
-        self._operators: dict[int, list[schema.Operator]] = {}
 
     def __getattr__(self, name: str) -> Any:
         """Raise ``ValueError`` after ``close``, which removes all attributes."""
@@ -234,20 +232,6 @@ class PteFile(Closing):
             FormatError: The method is malformed.
         """
         return self._method(self._index_of(name))
-
-    def operators(self, name: str) -> list[schema.Operator]:
-        """Return the operators of one method, without decoding the rest of it.
-
-        Args:
-            name: Name of the method.
-
-        Raises:
-            KeyError: The method does not exist.
-        """
-        index = self._index_of(name)
-        if index not in self._operators:
-            self._operators[index] = self.decoder.operators(self.plan_tables[index])
-        return self._operators[index]
 
     @cached_property
     def delegates(self) -> list[DelegateEntry]:

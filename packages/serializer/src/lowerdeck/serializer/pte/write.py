@@ -15,13 +15,13 @@ from lowerdeck.serializer.flatbuffer.storage import byte_view, same_bytes
 from lowerdeck.serializer.flatbuffer.stream import Piece, write_pieces
 from lowerdeck.serializer.flatbuffer.wire import FILE_IDENTIFIER, Format, parse_fields
 from lowerdeck.serializer.flatbuffer.writer import UNWRITABLE, Writer
-from lowerdeck.serializer.pte.enums import DataLocation
-from lowerdeck.serializer.pte.header import (
+from lowerdeck.serializer.pte.container import (
     HEADER_LENGTH,
     HEADER_START,
     ExtendedHeader,
     inserted_size,
 )
+from lowerdeck.serializer.pte.enums import DataLocation
 from lowerdeck.serializer.pte.layout import FileLayout, LayoutOptions, chosen_layout
 from lowerdeck.serializer.pte.named_data import NamedDataStoreOutput
 from lowerdeck.serializer.pte.schema import (

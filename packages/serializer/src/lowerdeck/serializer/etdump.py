@@ -1,16 +1,55 @@
-"""Write ETDump files."""
+"""ETDump files: times of events in runs, for ExecuTorch's ``Inspector``."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from lowerdeck.serializer.etdump.events import ProfileEvent, RunData
 from lowerdeck.serializer.flatbuffer.field_check import refuse
 from lowerdeck.serializer.flatbuffer.stream import Piece, write_pieces
 from lowerdeck.serializer.flatbuffer.wire import ETDUMP_FORMAT, ETDUMP_IDENTIFIER
 from lowerdeck.serializer.flatbuffer.writer import UNWRITABLE, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileEvent:
+    """One timed event.
+
+    Attributes:
+        name: ``native_call_`` and the operator for a kernel, ``DELEGATE_CALL`` for a delegate,
+            ``Method::execute`` for a whole call, as in ExecuTorch's runtime.
+        start_time: Start in nanoseconds, from an arbitrary origin.
+        chain_index: Index of the chain.
+        instruction_id: Index of the instruction in the chain; -1 for other events.
+        delegate_debug_id: Debug identifier of an event inside a delegate, else None.
+        delegate_debug_metadata: The backend's metadata of this event.
+    """
+
+    name: str
+    start_time: int
+    end_time: int
+    chain_index: int = 0
+    instruction_id: int = -1
+    delegate_debug_id: int | str | None = None
+    delegate_debug_metadata: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """One run, such as one call of a method.
+
+    Attributes:
+        name: Name shared by related runs; ExecuTorch's runtime uses ``Execute``.
+        events: The events of the run, ordered by end time.
+        bundled_input_index: Index of the test case, -1 for none.
+    """
+
+    name: str = "Execute"
+    events: list[ProfileEvent] = field(default_factory=list)
+    bundled_input_index: int = -1
+
 
 _PREFIX = 4
 """Bytes of the size prefix, which offsets do not count."""

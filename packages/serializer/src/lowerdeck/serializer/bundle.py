@@ -1,24 +1,107 @@
-"""Write bundled programs as ``.bpte`` files without copying weights."""
+"""Bundled programs: ``.bpte`` files with a program and its test cases, written without copies."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import BinaryIO
+from dataclasses import dataclass, field
+from typing import BinaryIO, TypeAlias
 
-from lowerdeck.serializer.bundled.bundle import (
-    BUNDLE_FORMAT,
-    BundledProgram,
-    BundledTensor,
-    MethodTestCase,
-)
 from lowerdeck.serializer.errors import ProgramError
 from lowerdeck.serializer.flatbuffer.field_check import refuse
-from lowerdeck.serializer.flatbuffer.storage import byte_view
+from lowerdeck.serializer.flatbuffer.storage import byte_view, storage_size
 from lowerdeck.serializer.flatbuffer.stream import Piece, write_pieces
-from lowerdeck.serializer.flatbuffer.wire import BUNDLE_IDENTIFIER, FILE_IDENTIFIER
+from lowerdeck.serializer.flatbuffer.wire import BUNDLE_IDENTIFIER, FILE_IDENTIFIER, parse_schema
 from lowerdeck.serializer.flatbuffer.writer import MAX_FLATBUFFER, UNWRITABLE, Writer
-from lowerdeck.serializer.pte.schema import EValue
+from lowerdeck.serializer.pte.enums import ScalarType
+from lowerdeck.serializer.pte.named_data import TensorLayout
+from lowerdeck.serializer.pte.schema import Bool, Double, EValue, Int, Storage
+
+BUNDLE_VERSION = 2
+"""Schema version that ExecuTorch writes."""
+
+
+@dataclass(slots=True)
+class BundledTensor:
+    """A tensor with its bytes, as an input or as an expected result.
+
+    Attributes:
+        dim_order: Dimensions from the outermost in memory to the innermost.
+        data: The elements in that order, without gaps.
+    """
+
+    scalar_type: ScalarType
+    sizes: list[int]
+    dim_order: list[int]
+    data: Storage
+
+    @property
+    def layout(self) -> TensorLayout:
+        """Return the type and shape."""
+        return TensorLayout(self.scalar_type, self.sizes, self.dim_order)
+
+    def problem(self) -> str:
+        """Return an error message if the shape or byte count is invalid, else ``""``."""
+        size, expected = storage_size(self.data), self.layout
+        if expected.problem() or expected.nbytes == size:
+            return expected.problem()
+        shape = f"{self.sizes} of {self.scalar_type!r}"
+        return f"found {size} bytes for sizes {shape}, expected {expected.nbytes}"
+
+
+BundledValue: TypeAlias = BundledTensor | Int | Bool | Double
+"""One input or expected result."""
+
+
+@dataclass(slots=True)
+class MethodTestCase:
+    """One call of a method.
+
+    Attributes:
+        inputs: All inputs, flat and in order.
+        expected_outputs: All results, flat and in order; ExecuTorch's tools accept only tensors.
+    """
+
+    inputs: list[BundledValue] = field(default_factory=list)
+    expected_outputs: list[BundledValue] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class MethodTestSuite:
+    """The test cases of one method.
+
+    Attributes:
+        test_cases: Test cases, indexed from 0.
+    """
+
+    method_name: str
+    test_cases: list[MethodTestCase] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class BundledProgram:
+    """A program and its test cases.
+
+    Attributes:
+        program: The bytes of a ``.pte`` file.
+        method_test_suites: One suite for each method with test cases.
+        version: Version of the schema.
+    """
+
+    program: Storage
+    method_test_suites: list[MethodTestSuite] = field(default_factory=list)
+    version: int = BUNDLE_VERSION
+
+
+BUNDLE_FORMAT = parse_schema(
+    "bundled_program.fbs",
+    {
+        **{kind.__name__: kind for kind in (Int, Bool, Double, ScalarType)},
+        "Tensor": BundledTensor,
+        "Value": EValue,
+    },
+)
+"""The tables of a ``.bpte`` file; the root is ``BundledProgram``."""
 
 _ALIGNMENT = 32
 """The schema aligns programs to 32 and tensors to 16 bytes; all blobs get the larger alignment."""

@@ -1,1 +1,0 @@
-"""The ``.bpte`` file: a program with test inputs and expected results."""

@@ -1,1 +1,0 @@
-"""The ETDump file: times of events in a run, for ExecuTorch's ``Inspector``."""
