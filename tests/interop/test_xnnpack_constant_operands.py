@@ -131,7 +131,6 @@ TABLE: list[tuple[Any, ...]] = [
     ("expand expand_copy", (COLUMN, [2, 3, 4])),
     ("expand_as", (COLUMN, ROWS)),
     ("addcmul", (ROWS, ROWS, (4,))),
-    ("as_strided as_strided_copy", (ROWS, [2, 12], [12, 1])),
     ("reshape_as view_as", (ROWS, (6, 4))),
     ("type_as", (ROWS, (4,))),
     ("linalg_vector_norm", (ROWS, 2, [-1], True)),

@@ -26,8 +26,6 @@ from tests.interop.test_xnnpack_constant_operands import CALLS, models_of, tenso
 
 Places = tuple[tuple[int, int], ...]
 """Which input and which dimension of it: all that are one size."""
-UNSUPPORTED = {"as_strided.default", "as_strided_copy.default"}
-"""Operators that no program has with dynamic sizes: the emitter refuses them."""
 
 
 def sizes_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> Iterator[Places]:
@@ -95,7 +93,7 @@ def none_or_all_but_first(arguments: tuple[Any, ...]) -> set[tuple[int, ...]]:
     return {(), tuple(range(1, len(tensors_of(arguments))))}
 
 
-@pytest.mark.parametrize("name", sorted({*CALLS} - UNSUPPORTED))
+@pytest.mark.parametrize("name", sorted(CALLS))
 def test_each_operator_survives_nothing(name: str, tmp_path: Path) -> None:
     for model, inputs in models_of(name, none_or_all_but_first):
         for places in sizes_of(model, inputs):

@@ -359,7 +359,6 @@ def moves() -> Iterator[Case]:
         "as_other": lambda x: x.reshape_as(x.view(6, 20)) + x.view_as(x.view(6, 20)),
         "same_dtype": lambda x: x.to(torch.float32).type_as(x),
         "zeros_like": lambda x: x + torch.zeros_like(x) + x.new_ones(5),
-        "as_strided": lambda x: torch.as_strided(x * 2, (6, 20), (20, 1)),
         "every_second": lambda x: x[:, :, ::2, 1::2],
         "every_third": lambda x: x[:, :, 1::3, ::9],
         "nearest": lambda x: F.interpolate(x, scale_factor=2),
@@ -375,7 +374,7 @@ def moves() -> Iterator[Case]:
     convolved: dict[str, Any] = {
         name: lambda x, m, *_, function=one: function(m(x)[:, :3]).relu()
         for name, one in functions.items()
-        if name not in ("as_strided", "as_other", "all", "view")
+        if name not in ("as_other", "all", "view")
     }
     convolved |= {
         "flatten": lambda x, m, _: m(x).flatten(1),

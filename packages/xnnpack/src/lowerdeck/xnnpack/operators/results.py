@@ -27,10 +27,10 @@ LIMIT_NAMES: dict[object, tuple[str, str]] = {
 
 
 def first_result(node: Node) -> Node:
-    """Return the node of a call's first result: the call or its getitem."""
+    """Return the node of a call's first result: its getitem, or the call."""
     if isinstance(node.meta["val"], torch.Tensor):
         return node
-    return next(user for user in node.users if user.args[1] == 0)
+    return next((user for user in node.users if user.args[1:] == (0,)), node)
 
 
 def first_result_refusal(call: Call) -> str | None:

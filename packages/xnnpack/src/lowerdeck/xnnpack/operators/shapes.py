@@ -14,7 +14,6 @@ from lowerdeck.xnnpack.emit import (
     Call,
     Emission,
     Tracked,
-    fake,
     is_fixed,
     is_one,
     reshape_refusal,
@@ -22,7 +21,7 @@ from lowerdeck.xnnpack.emit import (
     shape_of,
     symbols_refusal,
 )
-from lowerdeck.xnnpack.operators.contract import Integers, Table, move, table
+from lowerdeck.xnnpack.operators.contract import Table, move, table
 from lowerdeck.xnnpack.payload import HALF, Layout
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -87,22 +86,6 @@ def reshape_int8_refusal(call: Call) -> str | None:
     tensor = value[0] if isinstance(value, (list, tuple)) else value
     if symbols_refusal(tensor.shape):
         return "it has several symbolic sizes, and is reshaped by multiplying"
-    return None
-
-
-def _as_strided_refusal(call: Call) -> str | None:
-    value = fake(call.args["self"])
-    assert value is not None
-    size, stride, first = (call.args[name] for name in ("size", "stride", "storage_offset"))
-    if not all(isinstance(number, int) for number in (*size, *stride, *value.shape, first or 0)):
-        return "its sizes are symbolic"
-    expected, step = [], 1
-    for length in reversed(size):
-        expected.append(step)
-        step *= length
-    fits = all(a == b or n == 1 for a, b, n in zip(stride, expected[::-1], size, strict=True))
-    if not fits or step != value.numel() or first or not value.is_contiguous():
-        return "its strides are not those of a contiguous view"
     return None
 
 
@@ -175,7 +158,6 @@ SHAPES: Table = table(
         "squeeze_copy squeeze_copy.dim squeeze_copy.dims": move(
             _reshape, _reshape_refusal, int8_refusal=reshape_int8_refusal
         ),
-        "as_strided as_strided_copy": move(_reshape, _as_strided_refusal, integers=Integers.NEVER),
         "permute permute_copy transpose.int transpose_copy.int swapdims t t_copy numpy_T mT mH "
         "adjoint": move(_permute),
         "expand expand_copy expand_as": move(

@@ -14,7 +14,7 @@ from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call, fake
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales
 from lowerdeck.xnnpack.operators.quantization import QUANTIZE, name_of, static_encoding
-from lowerdeck.xnnpack.operators.results import clamp_range, following_clamp
+from lowerdeck.xnnpack.operators.results import clamp_range, first_result, following_clamp
 from lowerdeck.xnnpack.operators.shapes import SHAPES
 from lowerdeck.xnnpack.payload import FLOAT, HALF
 
@@ -98,7 +98,7 @@ def _has_free_encoding(entry: Operator, node: Node) -> bool:
 def _integers(
     call: Call, entry: Operator, inputs: Sequence[XnnEncoding], base: XnnEncoding
 ) -> Storage:
-    last, limits = _result(call.node), None
+    last, limits = first_result(call.node), None
     if entry.clamps:
         last, limits = following_clamp(last)
     after = rounded_after(last)
@@ -124,13 +124,6 @@ def _integers(
         result, reads = after, None
     reason = entry.int8_refusal(call) or entry.scale_refusal(call, Scales(tuple(inputs), result))
     return Storage(base, base, reason) if reason else Storage(reads, result)
-
-
-def _result(node: Node) -> Node:
-    """Return the getitem node of a multi-output call's first output, or the call itself."""
-    if fake(node) is not None:
-        return node
-    return next((user for user in node.users if user.args[1:] == (0,)), node)
 
 
 def rounded_after(node: Node) -> XnnEncoding | None:
