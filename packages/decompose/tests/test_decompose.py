@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import default_decompositions
 from torch.fx import Graph, Node
 from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 
 from lowerdeck.decompose import (
@@ -474,3 +475,13 @@ def test_a_network_of_convolutions_needs_few_traces() -> None:
     program = exported(model, torch.randn(3, 1, 40, 40), dynamic_shapes=((dims,),))
     assert explain(program).traces == 0
     assert not differences(decompose(program), program.run_decompositions())
+    modes = []
+
+    def kept(*_: Any) -> Any:
+        modes.append(get_proxy_mode())
+        return NotImplemented
+
+    rolled = Of(lambda x: x.roll(1, 1))
+    program = exported(rolled, torch.randn(3, 4), dynamic_shapes=(({0: dims[0]},),))
+    decompose_graph(program, Rules({ATEN.roll.default: kept}, {}, by_result=True))
+    assert modes == [None], "a rule that keeps a call is not traced"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lowerdeck.decompose._torch_private import declines
 from lowerdeck.decompose.cache import DecompositionCache
 from lowerdeck.decompose.decomposing import decompose, decompose_graph, explain, functionalize
 from lowerdeck.decompose.devices import methods_on_cpu, on_cpu
@@ -18,6 +19,7 @@ __all__ = [
     "Parts",
     "Rules",
     "can_keep",
+    "declines",
     "decompose",
     "explain",
     "functionalize",

@@ -31,6 +31,7 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_slot,
     track_tensor_tree,
 )
+from torch.fx.node import map_arg
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.proxy import _COPY_META_FIELDS
@@ -44,6 +45,7 @@ from lowerdeck.torch_base import (
     HigherOrderOperator,
     OperatorBase,
     OpOverload,
+    TorchDispatchMode,
     composite_parts,
     detect_fake_mode,
     enable_python_dispatcher,
@@ -266,6 +268,35 @@ def run_fake(operator: Any, args: Any, kwargs: Any, mode: FakeTensorMode) -> Any
     """Return the result of ``operator`` on fake tensors, as in a trace."""
     with unset_fake_temporarily(), mode, torch.no_grad(), enable_python_dispatcher():
         return operator(*args, **kwargs)
+
+
+class _FirstCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises where an operator is called."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Reading the device of a fake tensor is one of these.
+        if func.namespace == "prim":
+            return func(*args, **(kwargs or {}))
+        raise NotImplementedError(func)
+
+
+def declines(rule: Callable[..., Any], call: Node) -> bool:
+    """Return whether a rule keeps a call, as far as it says so before it calls an operator.
+
+    Args:
+        rule: A decomposition, which returns ``NotImplemented`` to keep a call.
+    """
+    args, kwargs = map_arg((call.args, dict(call.kwargs)), lambda node: node.meta.get("val"))
+    mode: Any = detect_fake_mode(args)
+    environment = None if mode is None else mode.shape_env
+    guards = nullcontext() if environment is None else environment.suppress_guards()
+    try:
+        first_call: Any = _FirstCall
+        with enable_python_dispatcher(), guards, first_call():
+            return rule(*args, **kwargs) is NotImplemented
+    except Exception:
+        # A rule that fails here may succeed while tracing; otherwise torch reports the error.
+        return False
 
 
 def replace_view(view: Any, new: Any) -> None:

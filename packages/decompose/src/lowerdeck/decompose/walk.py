@@ -16,6 +16,7 @@ from torch.fx.node import map_aggregate
 from lowerdeck.decompose._torch_private import (
     REPLAYS_PARTS_ALONE,
     base_name,
+    declines,
     has_composite_kernel,
     has_unbacked_sizes,
     run_fake,
@@ -28,6 +29,7 @@ from lowerdeck.decompose.copied import copied_results
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
 from lowerdeck.decompose.known_views import FILLED, FRESH, KNOWN, has_known_parts, known_steps
 from lowerdeck.decompose.recording import as_dispatched
+from lowerdeck.decompose.rules import calls_no_others
 from lowerdeck.decompose.templates import Templates, ViewInverse
 from lowerdeck.decompose.untraced import TRACED, returns_one_tensor
 from lowerdeck.decompose.writer import InheritedMeta, Writer
@@ -88,6 +90,7 @@ class Walk:
         self._only_writes = only_writes
         self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
         self._unchanged: dict[OpOverload, bool] = {}
+        self._kept_by: dict[OpOverload, Callable[..., Any] | None] = {}
         self._parts_are_known: bool | None = None
         self._reader: Node | None = None
         self._is_regenerating: bool = False
@@ -393,12 +396,15 @@ class Walk:
         # Contexts may change results.
         if self.state:
             return False
+        rules = self.templates.rules
         is_unchanged = self._unchanged.get(target)
         if is_unchanged is None:
             is_traced = target in TRACED or not returns_one_tensor(target)
-            is_unchanged = self._unchanged[target] = (
-                self.templates.rules.leaves(target) and not is_traced
-            )
+            is_unchanged = self._unchanged[target] = rules.leaves(target) and not is_traced
+            if not is_traced and rules.by_result and calls_no_others(target):
+                self._kept_by[target] = rules.others.get(target)
+        rule = self._kept_by.get(target)
+        is_unchanged = is_unchanged or (rule is not None and declines(rule, node))
         # Views must see later writes.
         return is_unchanged and (node in self._unwritten or not returns_alias(target))
 

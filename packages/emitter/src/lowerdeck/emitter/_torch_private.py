@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -16,13 +16,11 @@ from lowerdeck.torch_base import (
     OperatorBase,
     OpOverload,
     OpOverloadPacket,
-    enable_python_dispatcher,
 )
 
 __all__ = [
     "current_result",
     "dimension_names",
-    "inferring_shapes",
     "is_known",
     "operator_schemas",
     "overload_packet",
@@ -39,22 +37,6 @@ def operator_schemas(name: str) -> Sequence[torch.FunctionSchema]:
 def overload_packet(operator: OpOverload) -> OpOverloadPacket:
     """Return the overload packet of an overload's operator."""
     return operator._overloadpacket
-
-
-@contextmanager
-def inferring_shapes(mode: Any) -> Iterator[None]:
-    """Run operators on a program's fake tensors without adding guards on its sizes.
-
-    Some operators, such as padding, have a symbolic shape rule only in Python. Without the Python
-    dispatcher they read sizes as integers, which specializes symbols.
-
-    Args:
-        mode: The tensors' FakeTensorMode; None if there are no tensors.
-    """
-    shape_env = getattr(mode, "shape_env", None)
-    suppressed = nullcontext() if shape_env is None else shape_env.suppress_guards()
-    with nullcontext() if mode is None else mode, enable_python_dispatcher(), suppressed:
-        yield
 
 
 def is_known(truth: Any) -> bool:

@@ -15,6 +15,7 @@ from lowerdeck.torch_base._torch_private import (
     OperatorBase,
     OpOverload,
     OpOverloadPacket,
+    TorchDispatchMode,
     add_node,
     composite_parts,
     copy_graph,
@@ -140,9 +141,10 @@ __all__ = [
     "renamed_outputs",
     "set_program_parts",
     "with_parts",
-    # pytree, fake tensors, and the garbage collector
+    # pytree, fake tensors, dispatch modes, and the garbage collector
     "FakeTensor",
     "FakeTensorMode",
+    "TorchDispatchMode",
     "collector_held",
     "detect_fake_mode",
     "enable_python_dispatcher",

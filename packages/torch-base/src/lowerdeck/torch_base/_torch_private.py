@@ -27,7 +27,7 @@ from torch.fx.graph_module import _USER_PRESERVED_ATTRIBUTES_KEY
 from torch.fx.node import map_arg
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 __all__ = [
     # Re-exported from torch
@@ -37,6 +37,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "OperatorBase",
+    "TorchDispatchMode",
     "detect_fake_mode",
     "enable_python_dispatcher",
     "is_traceable_wrapper_subclass",

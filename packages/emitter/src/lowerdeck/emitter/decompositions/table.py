@@ -10,8 +10,8 @@ import torch
 from torch import fx
 from torch.export import ExportedProgram
 
-from lowerdeck.decompose import DecomposeError, Rules, decompose_graph, keep_whole
-from lowerdeck.emitter._torch_private import inferring_shapes, reference_decompositions
+from lowerdeck.decompose import DecomposeError, Rules, declines, decompose_graph, keep_whole
+from lowerdeck.emitter._torch_private import reference_decompositions
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
@@ -41,7 +41,6 @@ from lowerdeck.torch_base import (
     changed_constant,
     composite_parts,
     core_decompositions,
-    detect_fake_mode,
     plain_number,
     pytree,
     schema_of,
@@ -248,21 +247,9 @@ def _must_go(node: fx.Node, table: Decompositions, kernels: KernelTable) -> bool
     if schema_of(target).is_mutable:
         return True
     rule = table.required.get(target)
-    if rule is not None and _applies(rule, node):
+    if rule is not None and not declines(rule, node):
         return True
     return find_kernel(target, kernels)[0] is None
-
-
-def _applies(rule: Callable[..., Any], node: fx.Node) -> bool:
-    """Return whether ``rule`` decomposes ``node``, by trying it on fake tensors."""
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
-    mode = detect_fake_mode(args)
-    try:
-        with inferring_shapes(mode):
-            return rule(*args, **kwargs) is not NotImplemented
-    except Exception:
-        # A rule that fails here may succeed while tracing; otherwise torch reports the error.
-        return True
 
 
 def has_complex_numbers(exported: ExportedProgram) -> bool:
