@@ -44,12 +44,6 @@ def by_tensors(x: torch.Tensor) -> Any:
     return steps, Q.dequantize_per_tensor.tensor2(steps, scale, zero, low, high, I8)
 
 
-def per_token(x: torch.Tensor) -> Any:
-    scale, zero = Q.choose_qparams_per_token(x, I8)
-    steps = Q.quantize_per_token(x, scale, zero, -128, 127, I8)
-    return steps, scale, Q.dequantize_per_token(steps, scale, zero, -128, 127, I8, F32)
-
-
 def per_token_asymmetric(x: torch.Tensor) -> Any:
     scale, zero = Q.choose_qparams_per_token_asymmetric(x, I8)
     steps = Q.quantize_per_token(x, scale, zero, -128, 127, I8)
@@ -65,9 +59,8 @@ def weights() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def groups(x: torch.Tensor) -> Any:
     rows, scales, zeros = weights()
-    steps = Q.quantize_per_channel_group(x, scales[:4], zeros[:4], -8, 7, I8, 4)
     weight = Q.dequantize_per_channel_group(rows, scales, zeros, -8, 7, I8, 4, F32)
-    return steps, x @ weight.t()
+    return x @ weight.t()
 
 
 def channels(x: torch.Tensor) -> Any:
@@ -91,7 +84,6 @@ _FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "symmetric, bytes": lambda x: Q.choose_qparams_symmetric.tensor(x, 0, 255, EPS, U8),
     "static": static,
     "by tensors": by_tensors,
-    "per token": per_token,
     "per token, asymmetric": per_token_asymmetric,
     "groups": groups,
     "channels": channels,

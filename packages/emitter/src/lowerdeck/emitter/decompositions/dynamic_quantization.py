@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-_SMALLEST_TOKEN_SCALE = 1e-5
-
 
 def check_range(quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
     """Check that the limits fit the dtype, as eager does; a cast would wrap around.
@@ -73,17 +71,6 @@ def _one(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value.reshape((1,)).to(dtype)
 
 
-def _choose_per_token(
-    input: torch.Tensor,  # noqa: A002 - the name in the schema
-    _dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    largest = input.abs().amax(dim=-1, keepdim=True)
-    if largest.dtype == torch.float16:
-        largest = largest.to(torch.float32)
-    scales = torch.clamp(largest, min=_SMALLEST_TOKEN_SCALE) / 127
-    return scales, torch.zeros_like(scales)
-
-
 def _choose_per_token_asymmetric(
     input: torch.Tensor,  # noqa: A002 - the name in the schema
     _dtype: torch.dtype,
@@ -125,21 +112,6 @@ def _dequantize_per_token(
     return ((input - zero_points) * scales).to(output_dtype)
 
 
-def _quantize_groups(
-    input: torch.Tensor,  # noqa: A002 - the name in the schema
-    scales: torch.Tensor,
-    zero_points: torch.Tensor,
-    quant_min: int,
-    quant_max: int,
-    dtype: torch.dtype,
-    group_size: int,
-) -> torch.Tensor:
-    check_range(quant_min, quant_max, dtype)
-    groups = _groups(input, scales, group_size)
-    steps = torch.round(groups * (1.0 / scales.reshape(-1, 1)) + zero_points.reshape(-1, 1))
-    return torch.clamp(steps, quant_min, quant_max).to(dtype).reshape(input.shape)
-
-
 def _dequantize_groups(
     input: torch.Tensor,  # noqa: A002 - the name in the schema
     scales: torch.Tensor,
@@ -165,12 +137,9 @@ def _groups(values: torch.Tensor, scales: torch.Tensor, group_size: int) -> torc
 DYNAMIC_QUANTIZATION: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("choose_qparams", "tensor", _choose),
     ("choose_qparams_symmetric", "tensor", _choose_symmetric),
-    ("choose_qparams_per_token", "default", _choose_per_token),
     ("choose_qparams_per_token_asymmetric", "default", _choose_per_token_asymmetric),
-    ("_choose_qparams_per_token_asymmetric_impl", "default", _choose_per_token_asymmetric),
     ("quantize_per_token", "default", _quantize_per_token),
     ("dequantize_per_token", "default", _dequantize_per_token),
-    ("quantize_per_channel_group", "default", _quantize_groups),
     ("dequantize_per_channel_group", "default", _dequantize_groups),
 )
 """Name, overload and rule of each operator."""
