@@ -71,7 +71,7 @@ def paths(program: torch.export.ExportedProgram) -> list[list[str]]:
 def test_files_compute_what_eager_does(tmp_path: Path, by_module: dict[str, Any]) -> None:
     torch.manual_seed(0)
     eager, x = Net().eval(), torch.randn(4, 8)
-    lowered = to_backend(exported(eager, x), by_module=by_module)
+    lowered = to_backend(exported(eager, x), ModulePartitioner(by_module))
     assert get_delegates(lowered.graph)
     path = tmp_path / "by_module.pte"
     emit(lowered).save(path)
@@ -85,7 +85,7 @@ def test_files_compute_what_eager_does(tmp_path: Path, by_module: dict[str, Any]
 
 def test_delegates_are_in_their_modules_and_span_no_two() -> None:
     eager, x = Net().eval(), torch.randn(4, 8)
-    lowered = to_backend(exported(eager, x), by_module={"layers.*": XnnpackPartitioner()})
+    lowered = to_backend(exported(eager, x), ModulePartitioner({"layers.*": XnnpackPartitioner()}))
     found = paths(lowered)
     assert len(found) >= 4
     assert all(len(names) == 1 and names[0].startswith("layers.") for names in found)
@@ -111,7 +111,7 @@ def test_calls_of_one_module_running_are_in_it(
     program = torch.export.export(eager, (x,), strict=strict)
     if decomposed:
         program = program.run_decompositions()
-    lowered = to_backend(program, by_module={"step": XnnpackPartitioner()})
+    lowered = to_backend(program, ModulePartitioner({"step": XnnpackPartitioner()}))
     assert len(get_lowered_backend_modules(lowered.graph_module)) == 3
     module = unflatten(lowered)
     assert "executorch_call_delegate" not in module.code
@@ -124,7 +124,7 @@ def test_calls_of_one_module_running_are_in_it(
 @pytest.mark.parametrize("path", ["stem", "head"])
 def test_a_backend_may_take_everything_of_a_module(path: str) -> None:
     eager, x = Net().eval(), torch.randn(4, 8)
-    lowered = to_backend(exported(eager, x), by_module={path: "XnnpackBackend"})
+    lowered = to_backend(exported(eager, x), ModulePartitioner({path: "XnnpackBackend"}))
     (delegate,) = get_lowered_backend_modules(lowered.graph_module)
     assert delegate.backend_id == "XnnpackBackend"
     assert set(lowered.state_dict) == {
@@ -138,9 +138,7 @@ def test_patterns_that_name_no_module_are_refused() -> None:
     eager, x = Net().eval(), torch.randn(4, 8)
     program = exported(eager, x)
     with pytest.raises(PartitionError, match=r"'layer\.\*' in by_module.*are stem, layers.0"):
-        to_backend(program, by_module={"layer.*": XnnpackPartitioner()})
+        to_backend(program, ModulePartitioner({"layer.*": XnnpackPartitioner()}))
     for wrong in ({}, {"stem": XnnpackPartitioner}, {"stem": 3}, {3: "X"}, ["stem"]):
         with pytest.raises(PartitionError, match="expected a"):
             ModulePartitioner(wrong)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="takes one of partitioner_inst"):
-        to_backend(program, XnnpackPartitioner(), by_module={"stem": "X"})  # type: ignore[call-overload]

@@ -15,7 +15,6 @@ from typing import Any, TypedDict, Unpack, overload
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module._executorch import is_peers, is_peers_backend, wants_edge
-from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
 from lowerdeck.lowered_module.authoring.partitioner import (
     Partitioner,
     PartitionerLike,
@@ -99,13 +98,10 @@ def to_backend(
 @overload
 def to_backend(
     edge_program: ExportedProgram,
-    partitioner_instance: PartitionerLike | None = None,
-    *,
-    partitioner: PartitionerLike | None = None,
-    by_module: Mapping[str, PartitionerLike | str] | None = None,
+    partitioner_instance: PartitionerLike,
     **options: Unpack[LoweringOptions],
 ) -> ExportedProgram:
-    """Return the program with the tagged nodes delegated; pass one partitioner argument."""
+    """Return the program with the tagged nodes delegated."""
 
 
 @overload
@@ -138,9 +134,8 @@ def to_backend(
     Args:
         *args: The arguments of the form: ``backend_id``, the name of a backend; ``edge_program``,
             any ``ExportedProgram``; ``compile_specs``, settings of the backend;
-            ``partitioner_instance`` or ``partitioner``, a callable from a program to an object
-            with ``tagged_exported_program`` and ``partition_tags``, or instead ``by_module``,
-            partitioners or backends by patterns of module names (``ModulePartitioner``);
+            ``partitioner_instance``, a callable from a program to an object with
+            ``tagged_exported_program`` and ``partition_tags``;
             ``method_edge_program_partitioners``, a ``MethodProgramsPartitionerSpec``.
         **named: The same arguments by name.
         executor: A ``concurrent.futures.Executor`` that compiles partitions in parallel. Its
@@ -222,24 +217,9 @@ _Preprocess = Callable[..., dict[str, list[Any]]]
 
 
 def _lower_program(
-    preprocess: _Preprocess,
-    edge_program: ExportedProgram,
-    partitioner_instance: Any = None,
-    *,
-    partitioner: Any = None,
-    by_module: Any = None,
+    preprocess: _Preprocess, edge_program: ExportedProgram, partitioner_instance: Any = None
 ) -> ExportedProgram:
-    chosen: list[Any] = [
-        candidate for candidate in (partitioner_instance, partitioner) if candidate is not None
-    ]
-    if by_module is not None:
-        chosen.append(ModulePartitioner(by_module))
-    if len({id(candidate) for candidate in chosen}) > 1:
-        raise TypeError(
-            "to_backend() takes one of partitioner_instance, partitioner and by_module, found "
-            "several"
-        )
-    return _lowered(preprocess, {"": edge_program}, {"": (chosen or [None])[0]})[""]
+    return _lowered(preprocess, {"": edge_program}, {"": partitioner_instance})[""]
 
 
 def _lower_whole(
