@@ -195,9 +195,7 @@ class Scales(nn.Module):
         (dict, None, "no method"),
         (nn.ReLU, None, r"call torch\.export\.export first"),
         (_program, EmitConfig(constant_methods={"forward": 1}), "rename"),
-        (_program, EmitConfig(plan_outputs={"c": True}), r"found plan_outputs for \['c'\]"),
         (_program, {"plan_inputs": False}, "found a dict, expected an EmitConfig"),
-        (lambda: {3: _program()}, None, "found 3 as the name of a method"),
         (
             lambda: exported(Scales(), SQUARE, 3, dynamic_shapes=(None, Dim.DYNAMIC)),
             None,

@@ -211,16 +211,6 @@ def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) 
             f"config: found {choose!r} as external_constants and {stem!r} as weights_file, "
             "expected one of the two: a function of placeholders, or one stem for all"
         )
-    for word, planned in (
-        ("plan_inputs", settings.plan_inputs),
-        ("plan_outputs", settings.plan_outputs),
-    ):
-        unknown = sorted(set(planned) - set(programs)) if isinstance(planned, Mapping) else []
-        if unknown:
-            raise EmitterError(
-                f"config: found {word} for {unknown}, expected only methods of the program: "
-                f"{', '.join(programs)}"
-            )
     if not programs:
         raise EmitterError("no method to emit: found an empty mapping, expected at least one")
     twice = sorted(set(programs) & set(settings.constant_methods))
@@ -229,9 +219,6 @@ def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) 
             f"found {twice} both as methods and as constant methods; rename one of each"
         )
     for name, exported in programs.items():
-        method: object = name
-        if not isinstance(method, str):
-            raise EmitterError(f"found {method!r} as the name of a method, expected text")
         if not isinstance(exported, ExportedProgram):
             raise EmitterError(
                 f"method {name!r}: found a {type(exported).__name__}, expected an "

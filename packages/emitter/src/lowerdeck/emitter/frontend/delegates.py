@@ -17,13 +17,6 @@ from lowerdeck.serializer import (
 )
 
 
-class DelegateSpec(Protocol):
-    """One compile spec of a backend."""
-
-    key: str
-    value: bytes
-
-
 @runtime_checkable
 class LoweredModule(Protocol):
     """Protocol of a subgraph that a backend has compiled.
@@ -36,7 +29,7 @@ class LoweredModule(Protocol):
 
     backend_id: str
     processed_bytes: bytes
-    compile_specs: Sequence[DelegateSpec]
+    compile_specs: Sequence[CompileSpec]
 
 
 class DelegatePool:

@@ -15,6 +15,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from lowerdeck.emitter.bounds import names_of
 from lowerdeck.emitter.errors import InvalidDelegateError, UnsupportedError
+from lowerdeck.emitter.frontend.delegates import LoweredModule
 from lowerdeck.emitter.frontend.state_sharing import MUTATIONS, StateView, StateViews
 from lowerdeck.emitter.frontend.tensors import ValueFactory, layout_of
 from lowerdeck.emitter.ir.assertions import is_assertion
@@ -328,13 +329,11 @@ class _Reader:
 
     def _delegate(self, node: fx.Node) -> tuple[Operation, Any]:
         module, *args = self._look_up(node.args)
-        for field in ("backend_id", "processed_bytes", "compile_specs"):
-            if not hasattr(module, field):
-                raise InvalidDelegateError(
-                    f"method {self._name!r}: node {node.name!r} calls a {type(module).__name__} "
-                    f"without {field!r}; a lowered module has backend_id, processed_bytes and "
-                    "compile_specs"
-                )
+        if not isinstance(module, LoweredModule):
+            raise InvalidDelegateError(
+                f"method {self._name!r}: node {node.name!r} calls a {type(module).__name__}; a "
+                "lowered module has backend_id, processed_bytes and compile_specs"
+            )
         result, outs = self._results(node)
         return Delegate(module, pytree.tree_leaves(args), outs, node), result
 

@@ -17,7 +17,7 @@ from lowerdeck.emitter.ir.graph import Call, Method, Operation
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, contiguous_order
-from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, rewrite
+from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, retyped, rewrite
 from lowerdeck.torch_base import OpOverload, overload_name, schema_of, size_range, varies
 
 _ATEN = torch.ops.aten
@@ -92,8 +92,7 @@ def _as_tensor(operand: Any, call: Call, before: list[Operation]) -> TensorValue
 
 
 def _cast_to(value: TensorValue, dtype: torch.dtype, before: list[Operation]) -> TensorValue:
-    converted = value.like(f"{value.name}.as_{str(dtype).removeprefix('torch.')}")
-    converted.dtype = dtype
+    converted = retyped(value, dtype)
     before.append(cast(value, converted))
     return converted
 

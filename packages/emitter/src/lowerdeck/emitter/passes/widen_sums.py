@@ -16,7 +16,7 @@ import torch
 
 from lowerdeck.emitter.ir.graph import Call, Method, Operation
 from lowerdeck.emitter.ir.values import TensorValue, contiguous_order
-from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, rewrite
+from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, retyped, rewrite
 
 _ATEN = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -36,12 +36,6 @@ def widen_sums(method: Method) -> None:
     rewrite(method, by_target(_RULES))
 
 
-def _retyped(value: TensorValue, dtype: torch.dtype) -> TensorValue:
-    result = value.like(f"{value.name}.{str(dtype).removeprefix('torch.')}")
-    result.dtype = dtype
-    return result
-
-
 def _in_float32(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
     """Compute in float32 what the kernel would accumulate in half precision."""
     if call.args[0].dtype not in _HALF:
@@ -49,11 +43,11 @@ def _in_float32(call: Call, before: list[Operation]) -> Sequence[Operation] | No
     after: list[Operation] = []
     for position, value in enumerate(call.args):
         if isinstance(value, TensorValue) and value.dtype in _HALF:
-            call.args[position] = _retyped(value, torch.float32)
+            call.args[position] = retyped(value, torch.float32)
             before.append(cast(value, call.args[position]))
     for position, out in enumerate(call.outs):
         if isinstance(out, TensorValue) and out.dtype in _HALF:
-            call.outs[position] = wide = _retyped(out, torch.float32)
+            call.outs[position] = wide = retyped(out, torch.float32)
             after.append(cast(wide, out, call.origin))
     return [call, *after]
 
@@ -81,7 +75,7 @@ def _running_sum(call: Call, _before: list[Operation]) -> Sequence[Operation] | 
         return None
     if out.dtype is torch.float64:
         return None
-    wide = _retyped(out, torch.float32 if out.dtype in _HALF else torch.float64)
+    wide = retyped(out, torch.float32 if out.dtype in _HALF else torch.float64)
     call.args[2], call.outs = wide.dtype, [wide]
     return [call, cast(wide, out, call.origin)]
 
