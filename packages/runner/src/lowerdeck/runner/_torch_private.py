@@ -26,11 +26,9 @@ __all__ = [
     "flat_graph_inputs",
     "flatten_like",
     "leaf_paths",
-    "leaves",
     "operator_name",
     "read_structure",
     "schema_arguments",
-    "unflatten",
 ]
 
 
@@ -99,20 +97,10 @@ def flatten_like(tree: object, spec: pytree.TreeSpec) -> list[Any] | None:
     return leaves if structure == spec else None
 
 
-def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
-    """Return ``leaves`` in the structure ``spec``."""
-    return pytree.tree_unflatten(leaves, spec)
-
-
 def leaf_paths(spec: pytree.TreeSpec) -> list[str]:
     """Return a readable path to each leaf of ``spec``, such as ``[0][1]['mask']``."""
     tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
     return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
-
-
-def leaves(tree: object) -> list[Any]:
-    """Return the leaves of ``tree``."""
-    return pytree.tree_leaves(tree)
 
 
 def flat_graph_inputs(

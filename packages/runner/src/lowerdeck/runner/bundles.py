@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 
-from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.delegates import BackendRuntime
 from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.loading import Beside, Source, load
-from lowerdeck.runner.values.layout import dim_order_of, has_layout
 from lowerdeck.serializer import (
     Bool,
     BundledProgram,
@@ -27,7 +25,7 @@ from lowerdeck.serializer import (
     ScalarType,
     serialize_pte,
 )
-from lowerdeck.torch_base import SCALAR_TYPES, bytes_of
+from lowerdeck.torch_base import SCALAR_TYPES, bytes_of, pytree
 
 
 def make_bundle(
@@ -79,7 +77,7 @@ def make_bundle(
             ]
             results = method.run_flat(inputs)
             if name in computed:
-                count, results = len(results), leaves(computed[name](*args))
+                count, results = len(results), pytree.tree_leaves(computed[name](*args))
                 if len(results) != count:
                     raise InputError(
                         f"{where}: {len(results)} expected results; the program returns {count}"
@@ -113,8 +111,8 @@ def _bundled(value: Any, where: str) -> BundledValue:
             "only tensors, ints, bools and floats"
         )
     value = value.detach().cpu()
-    order = dim_order_of(value)
-    if not has_layout(value, order):
+    order = value.dim_order()
+    if not value.permute(order).is_contiguous():
         value, order = value.contiguous(), tuple(range(value.dim()))
     dense = value.permute(order).contiguous()
     return BundledTensor(

@@ -16,6 +16,7 @@ from lowerdeck.runner.method import Memory
 from lowerdeck.runner.program import LoadedProgram
 from lowerdeck.runner.values.sources import ExternalTensor, as_view
 from lowerdeck.serializer import (
+    FileRange,
     Hazard,
     Program,
     SerializerError,
@@ -103,10 +104,7 @@ def _mapped(source: str | os.PathLike[str] | ReadableBuffer) -> ReadableBuffer:
     """Return a file's mapped bytes; views keep the mapping alive."""
     if not isinstance(source, (str, os.PathLike)):
         return source
-    with Path(source).open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return b""
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return FileRange(source, 0, Path(source).stat().st_size).map()
 
 
 def _external(data: Beside) -> dict[str, ExternalTensor]:

@@ -19,7 +19,7 @@ from lowerdeck.runner.turn import Turn
 from lowerdeck.runner.values.arena import Arena
 from lowerdeck.runner.values.frame import Frame, Freed
 from lowerdeck.runner.values.inputs import Signature, bind_fixed, bind_input
-from lowerdeck.runner.values.tensors import DataSource
+from lowerdeck.runner.values.sources import ProgramData
 from lowerdeck.serializer import ExecutionPlan, FreeCall
 from lowerdeck.serializer import Tensor as TensorValue
 
@@ -53,7 +53,7 @@ class LoadedMethod:
         self,
         plan: ExecutionPlan,
         arenas: Sequence[Arena],
-        source: DataSource,
+        source: ProgramData,
         delegates: Sequence[Delegate],
         *,
         memory: Memory,

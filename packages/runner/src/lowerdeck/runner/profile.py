@@ -92,7 +92,7 @@ class Profile:
                     f"{event.duration_ns / 1e3:.1f}",
                     self._share(event.duration_ns),
                     f"{event.name} {event.label}".rstrip(),
-                    ", ".join(_shape(value) for value in event.values),
+                    ", ".join(shape_text(value) for value in event.values),
                     event.place.module_path,
                     event.place.source_line,
                 )
@@ -118,7 +118,7 @@ class Profile:
                     "module": event.place.module_path,
                     "source": event.place.source_line,
                     "label": event.label,
-                    "shapes": [_shape(value) for value in event.values],
+                    "shapes": [shape_text(value) for value in event.values],
                     "samples": _samples(event.values),
                 },
             }
@@ -246,7 +246,8 @@ def _copy(value: object) -> object:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _shape(value: object) -> str:
+def shape_text(value: object) -> str:
+    """Return the dtype and shape of a tensor; other values as they are printed."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     name = str(value.dtype).removeprefix("torch.")

@@ -13,7 +13,7 @@ import torch
 
 from lowerdeck.inspect import say
 from lowerdeck.runner.errors import InputError
-from lowerdeck.runner.values.layout import strides_of
+from lowerdeck.runner.values.arena import strides_of
 from lowerdeck.serializer import ExecutionPlan, Tensor
 from lowerdeck.torch_base import DTYPES
 

@@ -11,14 +11,15 @@ from typing import Any, get_args
 import torch
 
 from lowerdeck.inspect import CommandError, ExitStatus, check_paths, reading, say, writing
-from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.commands.inputs import HELP, make_inputs
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod, Memory
 from lowerdeck.runner.official_runtime import OfficialRuntime
+from lowerdeck.runner.profile import shape_text
 from lowerdeck.serializer import open_pte, verify_pte
+from lowerdeck.torch_base import pytree
 
 
 class RunCommand:
@@ -127,7 +128,7 @@ def _run(args: argparse.Namespace) -> None:
     for _ in range(args.repeat):
         result = method.signature.unflatten(method.run_flat(inputs))
     seconds = (time.perf_counter() - start) / args.repeat
-    _print_outputs(leaves(result))
+    _print_outputs(pytree.tree_leaves(result))
     say(
         f"{method.name}: {seconds * 1e3:.3f} ms a call in lowerdeck.runner, which emulates the "
         "runtime in Python: not a device's speed"
@@ -180,7 +181,7 @@ def _usual_method(names: Sequence[str]) -> str:
 def _describe(value: object) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    name = f"{str(value.dtype).removeprefix('torch.')}[{'x'.join(map(str, value.shape))}]"
+    name = shape_text(value)
     if value.numel() == 0:
         return name
     flat = value.flatten()

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.runner._torch_private import leaves
 from lowerdeck.runner.comparison.following import Following
 from lowerdeck.runner.comparison.pairing import EagerOp, by_node, record_nodes, tensors_of
 from lowerdeck.runner.comparison.quanta import Expected, expected_of
@@ -17,6 +16,7 @@ from lowerdeck.runner.debug_info import SourceLocation
 from lowerdeck.runner.errors import InputError
 from lowerdeck.runner.profile import Event
 from lowerdeck.runner.program import LoadedProgram
+from lowerdeck.torch_base import pytree
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def compare(
                         *(_in_shape_of(result, right.value), largest, event.label),
                     )
                 )
-    compared += len(leaves(profile.result))
+    compared += len(pytree.tree_leaves(profile.result))
     differences += _outputs(profile.result, expected, rtol, atol)
     matched = {id(event) for event, _ in pairs} | set(map(id, used))
     unmatched = tuple(e for e in profile.events if id(e) not in matched and tensors_of(e.values))
@@ -205,7 +205,7 @@ def _distance(result: torch.Tensor, right: Expected, rtol: float, atol: float) -
 
 
 def _outputs(actual: Any, expected: Any, rtol: float, atol: float) -> list[Difference]:
-    ours, theirs = leaves(actual), leaves(expected)
+    ours, theirs = pytree.tree_leaves(actual), pytree.tree_leaves(expected)
     if len(ours) != len(theirs):
         raise InputError(f"the method returns {len(ours)} results, the model {len(theirs)}")
     differences = []

@@ -21,8 +21,8 @@ from lowerdeck.runner.operators.kernels import (
 )
 from lowerdeck.runner.operators.prim_ops import in_range
 from lowerdeck.runner.operators.view_ops import check_shape, resize
+from lowerdeck.runner.values.arena import strides_of
 from lowerdeck.runner.values.frame import Frame
-from lowerdeck.runner.values.layout import has_layout, strides_of
 from lowerdeck.runner.values.tensors import TensorSpec
 
 
@@ -193,7 +193,7 @@ def normalize_layout(out: torch.Tensor, spec: TensorSpec) -> None:
         ExecutionError: The shape exceeds the planned one.
     """
     check_shape(out.shape, spec)
-    if out.is_contiguous() if spec.contiguous else has_layout(out, spec.dim_order):
+    if out.permute(spec.dim_order).is_contiguous():
         return
     elements = out.clone()
     resize(out, elements.shape, spec)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lowerdeck.runner.errors import ExecutionError
-from lowerdeck.runner.values.layout import strides_of
+from lowerdeck.runner.values.arena import strides_of
 from lowerdeck.runner.values.tensors import TensorSpec
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lowerdeck.runner.errors import ProgramError
-from lowerdeck.runner.values.layout import strides_of
 
 MAX_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 """Limit of one arena or tensor: the machine's memory."""
@@ -86,3 +85,17 @@ class Arena:
             tuple(sizes),
             strides_of(sizes, dim_order),
         )
+
+
+def strides_of(sizes: Sequence[int], dim_order: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a dense tensor.
+
+    Args:
+        dim_order: Dimensions from outermost to innermost in memory.
+    """
+    strides = [1] * len(sizes)
+    stride = 1
+    for dim in reversed(dim_order):
+        strides[dim] = stride
+        stride *= max(sizes[dim], 1)
+    return tuple(strides)

@@ -8,7 +8,8 @@ import torch
 
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.values.arena import Arena
-from lowerdeck.runner.values.tensors import DataSource, Origin, TensorSpec, make_tensor, read_spec
+from lowerdeck.runner.values.sources import ProgramData
+from lowerdeck.runner.values.tensors import Origin, TensorSpec, make_tensor, read_spec
 from lowerdeck.serializer import (
     Bool,
     BoolList,
@@ -45,7 +46,7 @@ class Frame:
         spec_of: Spec of each tensor by ``id(tensor)``.
     """
 
-    def __init__(self, plan: ExecutionPlan, arenas: Sequence[Arena], source: DataSource) -> None:
+    def __init__(self, plan: ExecutionPlan, arenas: Sequence[Arena], source: ProgramData) -> None:
         self.values: list[KernelTypes] = [value.val for value in plan.values]
         self.registers: list[object] = [None] * len(self.values)
         self.specs: list[TensorSpec | None] = [None] * len(self.values)

@@ -8,15 +8,11 @@ from typing import Any
 
 import torch
 
-from lowerdeck.runner._torch_private import (
-    flatten_like,
-    leaf_paths,
-    read_structure,
-    unflatten,
-)
+from lowerdeck.runner._torch_private import flatten_like, leaf_paths, read_structure
 from lowerdeck.runner.errors import InputError
-from lowerdeck.runner.values.layout import has_layout, strides_of
+from lowerdeck.runner.values.arena import strides_of
 from lowerdeck.runner.values.tensors import Origin, TensorSpec
+from lowerdeck.torch_base import pytree
 
 MAX_TEXT = 1 << 20
 """Limit of a serialized structure, in characters: some 18,000 leaves of 56 each."""
@@ -70,7 +66,7 @@ class Signature:
 
     def unflatten(self, outputs: list[Any]) -> Any:
         """Return ``outputs`` in the model's structure, or as a list if it is unknown."""
-        return outputs if self._outputs is None else unflatten(outputs, self._outputs)
+        return outputs if self._outputs is None else pytree.tree_unflatten(outputs, self._outputs)
 
 
 def _spec(text: str, count: int) -> Any:
@@ -150,7 +146,7 @@ def bind_input(name: str, tensor: torch.Tensor, spec: TensorSpec) -> tuple[Check
             _refuse(name, f"is {value.dtype}; expected {spec.dtype}")
         if value.shape != spec.sizes:
             _check_sizes(name, value, spec)
-        if not (value.is_contiguous() if spec.contiguous else has_layout(value, spec.dim_order)):
+        if not value.permute(spec.dim_order).is_contiguous():
             _refuse_layout(name, value, spec)
         if value.is_conj() or value.is_neg():
             _refuse(name, "is a lazy conjugate or negative; call resolve_conj() and resolve_neg()")

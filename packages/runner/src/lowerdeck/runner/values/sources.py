@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.values.tensors import TensorSpec
-from lowerdeck.serializer import FileRange, Program, Storage, TensorLayout
+from lowerdeck.serializer import (
+    FileRange,
+    Program,
+    SerializerError,
+    Storage,
+    TensorLayout,
+    resident_view,
+)
 from lowerdeck.torch_base import DTYPES
 
 
@@ -22,20 +27,10 @@ def as_view(storage: Storage) -> memoryview:
     Raises:
         ProgramError: The file cannot be read, or is shorter than the range.
     """
-    if not isinstance(storage, FileRange):
-        view = memoryview(storage)
-        return view if view.format == "B" and view.ndim == 1 else view.cast("B")
-    if storage.length == 0:
-        return memoryview(b"")
     try:
-        with Path(storage.path).open("rb") as file:
-            mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError) as error:
-        raise ProgramError(f"{storage.path} cannot be mapped: {error}") from error
-    part = mapped[storage.offset : storage.offset + storage.length]
-    if part.nbytes != storage.length:
-        raise ProgramError(f"{storage.path} ends before byte {storage.offset + storage.length}")
-    return part
+        return storage.map() if isinstance(storage, FileRange) else resident_view(storage)
+    except (OSError, SerializerError) as error:
+        raise ProgramError(f"the bytes of a file cannot be read: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,18 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
 from lowerdeck.runner.errors import ProgramError
-from lowerdeck.runner.values.arena import Arena, require_memory
-from lowerdeck.runner.values.layout import is_contiguous_order, strides_of
+from lowerdeck.runner.values.arena import Arena, require_memory, strides_of
 from lowerdeck.serializer import Tensor as TensorValue
 from lowerdeck.serializer import TensorDataLocation, TensorShapeDynamism
 from lowerdeck.torch_base import DTYPES
+
+if TYPE_CHECKING:
+    from lowerdeck.runner.values.sources import ProgramData
 
 _MAX_RANK = 16  # a limit of the runtime
 
@@ -70,22 +72,6 @@ class TensorSpec:
         return self.capacity * self.dtype.itemsize
 
 
-class DataSource(Protocol):
-    """Provider of constants and initial values."""
-
-    def constant(self, index: int) -> memoryview:
-        """Return the bytes of the constant ``index``."""
-        ...
-
-    def initial(self, index: int) -> memoryview:
-        """Return the bytes of the initial value ``index`` of a mutable buffer."""
-        ...
-
-    def external(self, name: str, spec: TensorSpec) -> memoryview:
-        """Return the bytes of the external tensor ``name``, which must match ``spec``."""
-        ...
-
-
 def read_spec(index: int, value: TensorValue) -> TensorSpec:
     """Return the checked description of the tensor ``value``.
 
@@ -123,7 +109,7 @@ def read_spec(index: int, value: TensorValue) -> TensorSpec:
         dtype=DTYPES[value.scalar_type],
         sizes=sizes,
         dim_order=dim_order,
-        contiguous=is_contiguous_order(dim_order),
+        contiguous=dim_order == tuple(range(len(sizes))),
         dynamic=value.shape_dynamism == TensorShapeDynamism.DYNAMIC_BOUND,
         capacity=math.prod(sizes),
         origin=origin,
@@ -135,7 +121,7 @@ def read_spec(index: int, value: TensorValue) -> TensorSpec:
 
 
 def make_tensor(
-    spec: TensorSpec, value: TensorValue, arenas: Sequence[Arena], source: DataSource
+    spec: TensorSpec, value: TensorValue, arenas: Sequence[Arena], source: ProgramData
 ) -> torch.Tensor:
     """Return the tensor of ``spec`` on its memory.
 
