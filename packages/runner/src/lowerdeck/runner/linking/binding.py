@@ -110,9 +110,6 @@ def _bind_view(kernel: ViewKernel, args: Sequence[int], frame: Frame) -> Step:
         frame.require_writable(spec.index, f"the result of {kernel.name}")
     _check_kinds(kernel.name, kernel.types, args, frame)
     inputs = list(args[: len(kernel.types)])
-    if not any(frame.is_moving(index) for index in inputs):
-        values = [frame.registers[index] for index in inputs]
-        return partial(call, *values, spec)
     fetchers = [frame.fetcher(index) for index in inputs]
     return lambda: call(*[fetch() for fetch in fetchers], spec)
 
@@ -144,24 +141,13 @@ def _bind_torch(kernel: TorchKernel, args: Sequence[int], frame: Frame) -> Step:
 
 
 def _checked_static(call: Callable[[], Any], outs: list[tuple[torch.Tensor, TensorSpec]]) -> Step:
-    if len(outs) == 1:
-        out, spec = outs[0]
-        sizes = spec.sizes
-
-        def single() -> None:
-            call()
-            if out.shape != sizes:
-                _refuse_shape(out, spec)
-
-        return single
-
-    def several() -> None:
+    def step() -> None:
         call()
         for out, spec in outs:
             if out.shape != spec.sizes:
                 _refuse_shape(out, spec)
 
-    return several
+    return step
 
 
 def _refuse_shape(out: torch.Tensor, spec: TensorSpec) -> None:

@@ -166,11 +166,9 @@ class Linker:
         if destination < 0:
             raise ProgramError(f"the jump target is {destination}")
         if isinstance(value, Tensor):
-            tensor, spec = frame.tensor(condition, "a condition")
+            _, spec = frame.tensor(condition, "a condition")
             if spec.dtype is not torch.bool:
                 raise ProgramError(f"the condition is a tensor of {spec.dtype}; expected bool")
-            if condition not in frame.moving:
-                return lambda: None if tensor.all().item() else destination
         elif not isinstance(value, Bool):
             raise ProgramError(f"the condition is a {type(value).__name__}")
         registers = frame.registers
