@@ -131,9 +131,8 @@ def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> De
         if find_kernel(target, settings.table)[0] is None
     }
     special = {**_RULES, **quantized, **expert_rules()}
-    for target, rule in {**INTEGERS, **BATCH_NORMS}.items():
-        if target in rules:
-            special[target] = _first_of(rule, rules[target])
+    for target, rule in BATCH_NORMS.items():
+        special[target] = _first_of(rule, rules[target])
     if complex_numbers:
         for target, rule in COMPLEX_NUMBERS.items():
             other = special.get(target, rules.get(target))
