@@ -27,6 +27,7 @@ VOLUME, THREE = (2, 4, 4, 5, 6), [1, 1, 1]
 POOL = ([2, 2], [2, 2], [0, 0], [1, 1])
 STATISTICS = ((4,),) * 4
 ZEROS, ONES = [0, 0], [1, 1]
+RECURRENT = (True, 1, 0.0, False, False, False)
 CPU, FLOAT = torch.device("cpu"), torch.float32
 _SAME = "add.Tensor sub.Tensor rsub.Tensor mul.Tensor"
 _ALONE = (
@@ -52,6 +53,8 @@ TABLE: list[tuple[Any, ...]] = [
     ("index_select", (ROWS, 1, torch.tensor([2, 0, 2]))),
     ("index.Tensor", (ROWS, [torch.tensor([1, 0, 1])])),
     ("adaptive_avg_pool1d avg_pool1d max_pool1d", (ROWS, [2])),
+    ("lstm.input", (ROWS, [(1, 3, 5), (1, 3, 5)], [(20, 4), (20, 5), (20,), (20,)], *RECURRENT)),
+    ("gru.input", (ROWS, (1, 3, 5), [(15, 4), (15, 5), (15,), (15,)], *RECURRENT)),
     ("clamp", (ROWS, -0.5, 0.5)),
     ("clamp_min clamp_max", (ROWS, 0.1)),
     (f"{_SAME} div.Tensor maximum minimum", (ROWS, ROWS), (ROWS, (4,))),

@@ -26,8 +26,6 @@ from lowerdeck.lowered_module import (
     get_lowered_backend_modules,
     to_backend,
 )
-from lowerdeck.lowered_module import lower as lower_decomposed
-from lowerdeck.runner import load
 from lowerdeck.xnnpack import UnsupportedNodeError, XnnpackBackend, XnnpackPartitioner
 from lowerdeck_zoo import Holding, Of
 
@@ -157,21 +155,6 @@ def test_inputs_of_a_size_that_nothing_bounds_are_taken() -> None:
 
     program = lower(Function(masked), (torch.randn(3), torch.tensor(4)))
     assert delegates(program)
-
-
-@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-@pytest.mark.parametrize("options", [{"bidirectional": True, "num_layers": 2}, {"bias": False}])
-def test_a_recurrent_layer_of_any_batch_is_one_delegate_in_decomposed_form(
-    kind: Any, options: dict[str, Any]
-) -> None:
-    layer, x, other = kind(5, 7, **options).eval(), torch.randn(9, 3, 5), torch.randn(9, 8, 5)
-    program = torch.export.export(layer, (x,), dynamic_shapes=({1: Dim("batch", min=2, max=9)},))
-    lowered = lower_decomposed(program, XnnpackPartitioner())
-    assert lowered.delegation().delegates == {"XnnpackBackend": 1}
-    forward = load(lowered.buffer).method()
-    for tensor in (x, other):
-        torch.testing.assert_close(forward(tensor), layer(tensor))
 
 
 def test_branches_are_left_with_the_reason() -> None:

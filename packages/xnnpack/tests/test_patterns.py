@@ -25,7 +25,7 @@ pytestmark = [
 ]
 # torch divides these into operators that XNNPACK lacks, or into others than the whole becomes.
 OTHERWISE = (
-    *("pad_circular", "whole_functions", "compose", "layout_shuffle"),
+    *("pad_circular", "whole_functions", "compose", "recurrent", "layout_shuffle"),
     *("parted_linear_relu", "parted_view", "move_after_conv", "computed_linear", "image_norms"),
 )
 SAME = [one for one in cases() if not one.name.startswith(OTHERWISE)]

@@ -37,7 +37,7 @@ def cases() -> Iterator[Case]:
         torch.manual_seed(7)
         for group in (
             *(elementwise, arithmetic, convolutions, linear, pools, volumes, norms, moves),
-            *(choices, paddings, reductions, composed, outputs, layouts, dynamic),
+            *(choices, paddings, reductions, composed, outputs, layouts, recurrent, dynamic),
             *(masks, tidied),
         ):
             yield from group()
@@ -528,6 +528,38 @@ def layouts() -> Iterator[Case]:
     yield case("channels_last", both, image, parts=(net,))
     yield case("channels_last_sigmoid", torch.sigmoid, image)
     yield case("permuted_output", lambda x: torch.relu(x).permute(0, 3, 1, 2), (2, 3, 4, 5))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer with all its results side by side."""
+
+    def __init__(self, kind: Any, **options: Any) -> None:
+        super().__init__()
+        self.layer = kind(5, 7, **options)
+
+    def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        given = (states if len(states) > 1 else states[0],) if states else ()
+        result, last = self.layer(x, *given)
+        return (result, *(last if isinstance(last, tuple) else (last,)))
+
+
+def recurrent() -> Iterator[Case]:
+    forms: dict[str, dict[str, Any]] = {
+        "batch_first": {"batch_first": True},
+        "two_ways": {"bidirectional": True, "num_layers": 2},
+        "no_bias": {"bias": False},
+    }
+    for kind in (nn.LSTM, nn.GRU):
+        layers = {name: Recurrent(kind, **options) for name, options in forms.items()}
+        yield case(f"recurrent_{kind.__name__}", layers, (4, 3, 5))
+        states = (torch.randn(4, 3, 7),) * (1 + (kind is nn.LSTM))
+        yield case(f"recurrent_{kind.__name__}_given", layers["two_ways"], (4, 3, 5), *states)
+    batch = Dim("batch", min=1, max=9)
+    yield case(
+        *("recurrent_dynamic", Recurrent(nn.GRU, batch_first=True), (3, 4, 5), (1, 3, 7)),
+        dynamic=(({0: batch}, {1: batch}),),
+        others=((torch.randn(8, 4, 5), torch.randn(1, 8, 7)),),
+    )
 
 
 def dynamic() -> Iterator[Case]:

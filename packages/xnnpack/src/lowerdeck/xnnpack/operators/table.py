@@ -26,6 +26,7 @@ from lowerdeck.xnnpack.operators.pieces import PIECES
 from lowerdeck.xnnpack.operators.pooling import POOLING
 from lowerdeck.xnnpack.operators.quantization import QUANTIZATION, is_constant_source
 from lowerdeck.xnnpack.operators.rearranging import REARRANGING
+from lowerdeck.xnnpack.operators.recurrent import RECURRENT
 from lowerdeck.xnnpack.operators.reductions import REDUCTIONS
 from lowerdeck.xnnpack.operators.shapes import SHAPES
 
@@ -45,6 +46,7 @@ OPERATORS: Table = {
     **PIECES,
     **POOLING,
     **REARRANGING,
+    **RECURRENT,
     **REDUCTIONS,
     **SHAPES,
 }
