@@ -12,7 +12,6 @@ from torch.export import ExportedProgram
 from lowerdeck.torch_base import (
     OpOverload,
     OpOverloadPacket,
-    TorchDispatchMode,
     find_schema,
     pytree,
     schema_of,
