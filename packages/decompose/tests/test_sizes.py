@@ -187,7 +187,9 @@ def test_ranges_outlive_it_and_the_program_runs_at_other_sizes() -> None:
 def _questions(work: Callable[[ExportedProgram], Any], depth: int, stride: int) -> int:
     """Return how often ``work`` evaluates an expression of sizes, which strides make longer."""
     layers = [
-        layer for _ in range(depth) for layer in (nn.Conv1d(2, 2, 3, stride, 1), nn.BatchNorm1d(2))
+        layer
+        for _ in range(depth)
+        for layer in (nn.Conv1d(2, 2, 3, stride, 1), nn.BatchNorm1d(2), nn.ReLU(inplace=True))
     ]
     dims = ({2: Dim("n", min=600, max=4000)},)
     x = torch.ones(1, 2, 1000)
@@ -211,4 +213,4 @@ def test_copies_ask_little_of_sizes_and_long_expressions_no_more_than_torch() ->
     assert eight <= one + 7 * 4, (one, eight)
     ours = _questions(decompose, 6, 2)
     theirs = _questions(lambda program: program.run_decompositions(), 6, 2)
-    assert ours <= 1.2 * theirs, (ours, theirs)
+    assert ours <= 0.1 * theirs, (ours, theirs)

@@ -292,7 +292,8 @@ def declines(rule: Callable[..., Any], call: Node) -> bool:
     guards = nullcontext() if environment is None else environment.suppress_guards()
     try:
         first_call: Any = _FirstCall
-        with enable_python_dispatcher(), guards, first_call():
+        settings = fx_traceback.preserve_node_meta(), as_current_node(call)
+        with settings[0], settings[1], enable_python_dispatcher(), guards, first_call():
             return rule(*args, **kwargs) is NotImplemented
     except Exception:
         # A rule that fails here may succeed while tracing; otherwise torch reports the error.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from lowerdeck.decompose.calls.facts import TensorFacts, facts_key
+from lowerdeck.decompose.calls.facts import TensorFacts, contiguous_strides
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced import CONVOLUTION, NORM, convolution, norm
 from lowerdeck.torch_base import core_decompositions, hint_of, varies
@@ -101,14 +101,14 @@ def known_steps(
     steps: list[Step] = []
     if is_contiguous and not was_contiguous:
         # Views of non-contiguous tensors are never contiguous.
-        copied = replace(before, stride=_strides(before.shape))
+        copied = replace(before, stride=contiguous_strides(before.shape))
         steps.append((_ATEN.clone.default, (), _CONTIGUOUS, copied))
     if node.target is _ATEN.contiguous.default:
         return None if args or node.kwargs else steps
     sizes = args[0] if node.target is _ATEN.reshape.default else _sizes(after.shape, symbol)
     # As torch's retrace, without ``Min``.
     is_plain = not is_contiguous or "Min(" not in str(after.stride)
-    result = None if is_plain else replace(after, stride=_strides(after.shape))
+    result = None if is_plain else replace(after, stride=contiguous_strides(after.shape))
     return None if sizes is None else [*steps, (_ATEN.view.default, (sizes,), {}, result)]
 
 
@@ -131,16 +131,9 @@ def _sizes(shape: Sequence[Any], symbol: Callable[[Any], Any]) -> list[Any] | No
 
 def _is_contiguous(facts: TensorFacts) -> bool | None:
     """Return whether a tensor is contiguous, or None if that needs a guard."""
-    expected = _strides(facts.shape)
-    if facts_key(replace(facts, stride=expected)) == facts_key(facts):
+    if facts.is_contiguous:
         return True
+    expected = contiguous_strides(facts.shape)
     hints = [(hint_of(old), hint_of(new)) for old, new in zip(facts.stride, expected, strict=True)]
     differs = any(old != new for old, new in hints)
     return False if differs and None not in chain.from_iterable(hints) else None
-
-
-def _strides(shape: Sequence[Any]) -> tuple[Any, ...]:
-    strides: list[Any] = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
-    return tuple(reversed(strides)) if shape else ()

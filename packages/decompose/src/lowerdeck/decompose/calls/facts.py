@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -53,6 +53,12 @@ class TensorFacts:
             tensor.requires_grad,
         )
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Return whether the strides are known to be those of a contiguous tensor."""
+        expected = replace(self, stride=contiguous_strides(self.shape))
+        return bool(facts_key(expected) == facts_key(self))
+
     def fake(self, fakes: FakeTensors) -> FakeTensor:
         """Return a new fake tensor with these facts, but without requires_grad.
 
@@ -69,6 +75,14 @@ class TensorFacts:
         """
         tensor: torch.Tensor = self.fake(fakes)
         return tensor.requires_grad_() if self.requires_grad else tensor
+
+
+def contiguous_strides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the strides of a contiguous tensor."""
+    strides: list[Any] = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides)) if shape else ()
 
 
 def facts_of(value: Any) -> Any:

@@ -544,7 +544,9 @@ def _lay_out(graph: Graph) -> bool:
         if source.op == "call_function" and len(shape_of(source)) == _IMAGE:
             for node in (source, resize):
                 value = node.meta["val"]
-                node.meta["val"] = value.contiguous(memory_format=torch.channels_last)
+                _, channels, height, width = value.shape
+                stride = (height * width * channels, 1, width * channels, channels)
+                node.meta["val"] = new_fake(value, value.shape, stride)
             changed = True
     return changed
 
