@@ -211,7 +211,8 @@ def test_norm_is_as_exact_as_eager(
     model = each(NORMS[name])
     file = file_by(way, model, calls[0])
     for call, outputs in zip(calls, run(file, calls, tmp_path), strict=True):
-        assert_as_exact(model, call, outputs, places=allowed if way == "portable" else 0)
+        is_left = way == "portable" or name == "batch"  # by the statistics of the batch
+        assert_as_exact(model, call, outputs, places=allowed if is_left else 0)
 
 
 @pytest.mark.parametrize("way", ["raw", "decomposed"])
