@@ -56,3 +56,26 @@ def test_masks_are_short_and_right(first: int, causal: bool, by_keyword: bool) -
         kept[:, 0] = True
         kept = kept.long()
         torch.testing.assert_close(forward(x, kept), model(x, kept))
+
+
+class Experts(nn.Module):
+    """A grouped product, as transformers' mixtures of experts call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8, 16).bfloat16())
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(x, self.weight, offs=ends)
+
+
+@pytest.mark.parametrize("rows", [8, Dim("rows", min=4, max=16)])
+def test_products_of_experts_are_delegated(rows: int | Dim) -> None:
+    model, x = Experts(), torch.randn(8, 8).bfloat16()
+    ends = torch.tensor([2, 2, 5, 8], dtype=torch.int32)
+    shapes = None if isinstance(rows, int) else ({0: rows}, None)
+    lowered = lower(export(model, (x, ends), dynamic_shapes=shapes), "XnnpackBackend")
+    assert not any("mm" in name for name in lowered.delegation().left)
+    groups = zip(x.tensor_split(ends[:-1].tolist()), model.weight, strict=True)
+    wanted = torch.cat([part @ weight for part, weight in groups])
+    torch.testing.assert_close(load(lowered.buffer).run("forward", x, ends), wanted)

@@ -2,6 +2,7 @@
 
 from lowerdeck.emitter.bounds import Bounds, bounded
 from lowerdeck.emitter.config import EmitConfig
+from lowerdeck.emitter.decompositions.experts import expert_rules
 from lowerdeck.emitter.emission import emit
 from lowerdeck.emitter.errors import (
     DecompositionError,
@@ -33,6 +34,8 @@ __all__ = [
     # Dynamic dimensions
     "Bounds",
     "bounded",
+    # Mixtures of experts
+    "expert_rules",
     # Kernels of the target
     "KernelTable",
     "OFFICIAL_KERNELS",

@@ -21,7 +21,7 @@ from lowerdeck.decompose import (
     methods_on_cpu,
     unwrap_subclass_parameters,
 )
-from lowerdeck.emitter import Bounds, EmitConfig, EmittedProgram, bounded, emit
+from lowerdeck.emitter import Bounds, EmitConfig, EmittedProgram, bounded, emit, expert_rules
 from lowerdeck.lowered_module.authoring.partitioner import PartitionerLike, require_partitioner
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError, in_a_line
@@ -35,7 +35,14 @@ from lowerdeck.lowered_module.program.graphs import nodes_of
 from lowerdeck.lowered_module.program.plain_sizes import with_plain_sizes
 from lowerdeck.lowered_module.program.prepared import PortableProgram
 from lowerdeck.lowered_module.progress import Progress, Stages
-from lowerdeck.torch_base import OpOverload, pytree, schema_of, varies, with_parts
+from lowerdeck.torch_base import (
+    OpOverload,
+    core_decompositions,
+    pytree,
+    schema_of,
+    varies,
+    with_parts,
+)
 
 Model: TypeAlias = (
     tuple[torch.nn.Module, tuple[Any, ...]]
@@ -428,11 +435,13 @@ def _decomposed(
         for node in nodes_of(program.graph_module)
         if isinstance(node.target, OpOverload)
     }
+    experts = {op: rule for op, rule in expert_rules().items() if schema_of(op).name in called}
+    table: dict[Any, Any] | None = {**core_decompositions(), **experts} if experts else None
     if called.isdisjoint(_RECURRENT) or all(predicate is None for predicate in kept.values()):
-        return decompose(program, keep=kept, cache=cache)
+        return decompose(program, table, keep=kept, cache=cache)
     # Predicates take nodes: first decompose composite operators that contain kept ones.
     every = [operator for operator in kept if can_keep(operator)]
-    return decompose(decompose(program, keep=every), keep=kept)
+    return decompose(decompose(program, table, keep=every), table, keep=kept)
 
 
 def _kept(program: ExportedProgram, partitioners: Sequence[Any]) -> dict[OpOverload, Any]:

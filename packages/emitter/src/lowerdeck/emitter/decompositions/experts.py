@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -11,7 +12,10 @@ from lowerdeck.torch_base import OpOverload
 
 
 def expert_rules() -> dict[OpOverload, Callable[..., Any]]:
-    """Return rules for the grouped products of torch and of loaded libraries."""
+    """Return rules for the grouped products of torch and of loaded libraries.
+
+    ``lower`` applies them before partitioning, so that backends get the products.
+    """
     rules: dict[OpOverload, Callable[..., Any]] = {}
     for space, name, rule in (
         ("aten", "_grouped_mm", _torch_product),
@@ -30,6 +34,10 @@ def grouped_product(
 ) -> Any:
     """Return the product of each row with the weight of its group.
 
+    Each weight multiplies all rows, of which those of other groups are zero: backends compute such
+    products faster than any kernel computes those of a group. A row with an infinite element
+    becomes NaN.
+
     Args:
         input: The rows, sorted by group, shape (rows, inner).
         weight: The weights, shape (groups, inner, columns).
@@ -45,11 +53,9 @@ def grouped_product(
         chosen = torch.index_select(weight, 0, group.clamp(max=groups - 1))
         product = torch.bmm(input.unsqueeze(1), chosen).squeeze(1)
         return torch.where((group < groups).unsqueeze(1), product, 0.0)
-    total = torch.zeros((rows, weight.size(2)), dtype=input.dtype)
-    for index in range(groups):
-        part = torch.mm(input, weight[index])
-        total = torch.where((group == index).unsqueeze(1), part, total)
-    return total
+    chosen = (group.unsqueeze(1) == torch.arange(groups)).to(input.dtype)
+    parts = [torch.mm(input * chosen[:, i : i + 1], weight[i]) for i in range(groups)]
+    return reduce(torch.add, parts)
 
 
 def _torch_product(
