@@ -79,3 +79,21 @@ def test_products_of_experts_are_delegated(rows: int | Dim) -> None:
     groups = zip(x.tensor_split(ends[:-1].tolist()), model.weight, strict=True)
     wanted = torch.cat([part @ weight for part, weight in groups])
     torch.testing.assert_close(load(lowered.buffer).run("forward", x, ends), wanted)
+
+
+class ConstantAttention(nn.Module):
+    """Attention written by hand that reads constants, as a decoder of object queries does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = nn.Buffer(torch.randn(1, 2, 4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.queries
+        return (q @ q.mT * 0.35).softmax(-1) @ q + x
+
+
+def test_attention_of_constants_is_folded() -> None:
+    model, x = ConstantAttention(), torch.randn(1, 2, 4, 8)
+    lowered = lower(export(model, (x,)), "XnnpackBackend")
+    torch.testing.assert_close(load(lowered.buffer).run("forward", x), model(x))

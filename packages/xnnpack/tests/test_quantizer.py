@@ -40,7 +40,7 @@ def test_without_torchao_the_package_is_there_and_the_annotator_says_what_it_nee
         text=True,
         check=True,
     )
-    assert "pip install lowerdeck-xnnpack[quantize]" in done.stdout
+    assert "pip install 'torchao>=0.18'" in done.stdout
 
 
 @pytest.fixture

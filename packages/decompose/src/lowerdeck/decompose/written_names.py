@@ -1,4 +1,4 @@
-"""Merge inputs that are names of one mutated tensor."""
+"""Merge placeholders that alias one mutated tensor."""
 
 from __future__ import annotations
 

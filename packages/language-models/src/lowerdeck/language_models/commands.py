@@ -241,7 +241,7 @@ def tokenizer_beside(file: Path) -> Path:
     """Return the path of the tokenizer next to a model's file.
 
     Raises:
-        FolderError: The path is not a file name.
+        FolderError: ``file`` has no name, such as ``/`` or ``.``.
     """
     if not file.name:
         raise FolderError(f"{str(file)!r} is a folder, expected a model's file")

@@ -164,7 +164,7 @@ def trial_lines(trials: Sequence[Trial]) -> Iterator[str]:
 
 
 def _lowered(program: ExportedProgram, name: str, file: Path) -> tuple[LoweredProgram, str]:
-    """Write a program lowered for one backend to a file; return it and a delegation summary."""
+    """Lower a program for one backend and save it; return it and a delegation summary."""
     try:
         lowered = lower(program, name or None, progress=_silent)
     except Exception as error:

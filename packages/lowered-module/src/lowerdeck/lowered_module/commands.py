@@ -113,8 +113,8 @@ class LowerCommand:
         parser.add_argument(
             "--check",
             action="store_true",
-            help="call the file three times with different inputs in lowerdeck.runner and fail "
-            "if an output or the state differs from eager's",
+            help="call the file three times in lowerdeck.runner, with other values of the "
+            "example's sizes, and fail if an output or the state differs from eager's",
         )
         parser.add_argument(
             "--html",
@@ -350,7 +350,7 @@ def _compared(
     if importlib.util.find_spec("lowerdeck.runner") is None:
         if check:
             raise CommandError(
-                "--check needs lowerdeck.runner: pip install lowerdeck-lowered-module[run]",
+                "--check needs lowerdeck.runner: install lowerdeck-runner",
                 ExitStatus.FAILED,
             )
         return (), "lowerdeck.runner is not installed"

@@ -9,10 +9,11 @@ from typing import BinaryIO, TypeAlias
 
 from lowerdeck.serializer.errors import ProgramError
 from lowerdeck.serializer.flatbuffer.field_check import refuse
+from lowerdeck.serializer.flatbuffer.limits import MAX_FLATBUFFER
 from lowerdeck.serializer.flatbuffer.storage import byte_view, storage_size
 from lowerdeck.serializer.flatbuffer.stream import Piece, write_pieces
 from lowerdeck.serializer.flatbuffer.wire import BUNDLE_IDENTIFIER, FILE_IDENTIFIER, parse_schema
-from lowerdeck.serializer.flatbuffer.writer import MAX_FLATBUFFER, UNWRITABLE, Writer
+from lowerdeck.serializer.flatbuffer.writer import UNWRITABLE, Writer
 from lowerdeck.serializer.pte.enums import ScalarType
 from lowerdeck.serializer.pte.named_data import TensorLayout
 from lowerdeck.serializer.pte.schema import Bool, Double, EValue, Int, Storage

@@ -200,7 +200,8 @@ def returns_written(target: Any) -> bool:
 def function_behaviour(node: Node) -> Behaviour:
     """Return the behaviour of a call_function target, independent of its arguments."""
     target = node.target
-    if not isinstance(target, OpOverload):
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        # Custom operators may be registered as having side effects later.
         return _find_behaviour(node)
     if target not in _BEHAVIOURS:
         _BEHAVIOURS[target] = _find_behaviour(node)

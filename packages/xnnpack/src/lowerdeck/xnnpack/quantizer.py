@@ -21,7 +21,7 @@ else:
         from torchao.quantization.pt2e.quantizer import Quantizer
     except ModuleNotFoundError as _error:
         raise ModuleNotFoundError(
-            "lowerdeck.xnnpack.quantizer needs torchao: pip install lowerdeck-xnnpack[quantize]",
+            "lowerdeck.xnnpack.quantizer needs torchao: pip install 'torchao>=0.18'",
             name=_error.name,
         ) from _error
 

@@ -35,7 +35,7 @@ class Step:
 
     Attributes:
         node: Recorded node, with template nodes as arguments.
-        name: Name of copies, before it is made unique.
+        name: Base name of copies.
         facts: Facts of the result: ``TensorFacts``, a symbol, or a tuple of them.
         meta: Metadata of copies in addition to inherited metadata.
     """

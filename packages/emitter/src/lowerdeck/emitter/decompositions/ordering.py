@@ -1,4 +1,4 @@
-"""Sorting and searching by the ``topk`` kernel, the only one that orders elements."""
+"""Decompose sorting and searching into ``topk``, the only kernel that orders elements."""
 
 from __future__ import annotations
 

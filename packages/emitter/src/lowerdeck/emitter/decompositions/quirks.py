@@ -164,7 +164,7 @@ def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.T
 
 
 def copy_strided(self: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:  # noqa: ARG001
-    """Return a copy: torch's references use strides, which a program does not have."""
+    """Return a copy; ignore ``stride``, which torch passes but programs do not have."""
     copied: torch.Tensor = _ATEN.clone.default(self)
     return copied
 

@@ -13,7 +13,7 @@ from lowerdeck.serializer import RUNTIME_VERSION, runtime_kernels
 
 @dataclass(frozen=True, slots=True, repr=False)
 class KernelTable:
-    """The kernels that a program may call.
+    """Full names of the kernels that a program may call.
 
     Attributes:
         names: Full names, such as ``"aten::add.out"``; an operator without overload has no dot.

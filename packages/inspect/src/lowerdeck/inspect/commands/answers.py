@@ -122,7 +122,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert errors of writing a file to errors that name it.
+    """Re-raise an error of writing ``path`` as a ``CommandError`` that names it.
 
     Args:
         path: The file or folder that is written.

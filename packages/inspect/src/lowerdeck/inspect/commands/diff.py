@@ -185,7 +185,8 @@ def _payloads(summary: dict[str, Any]) -> dict[tuple[str, int], list[str]]:
 
 def _of_delegates(summary: dict[str, Any]) -> Counter[str]:
     return Counter(
-        f"{entry['id']} in {entry['method']}, {size_text(entry['size'])}, {entry['compile_specs']}"
+        f"{entry['id']} in {entry['method']}, {size_text(entry['size'])}"
+        + (f", compile specs {entry['compile_specs']}" if entry["compile_specs"] else "")
         for entry in summary["delegates"]
     )
 

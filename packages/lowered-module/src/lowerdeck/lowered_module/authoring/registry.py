@@ -137,7 +137,7 @@ def installed_partitioner(name: str) -> EntryPoint:
         BackendNotFoundError: No distribution has it.
         AmbiguousBackendError: Several distributions have different ones.
     """
-    return only_entry(PARTITIONERS, name, f"partitioner {name!r} was not found")
+    return only_entry(PARTITIONERS, name, f"backend {name!r} was not found")
 
 
 def only_entry(group: str, name: str, missing: str) -> EntryPoint:

@@ -56,7 +56,7 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
             raise PartitionError(
                 "placeholder node for non-params, non-buffer, and non-tensor constants should not "
                 f"be tagged: input {node.name!r} of the program is tagged {tag!r}; a delegate "
-                "owns parameters, buffers and constants only: leave inputs of the user untagged"
+                "owns parameters, buffers and constants only: leave user inputs untagged"
             )
         if spec.kind not in OWNABLE_KINDS:
             continue

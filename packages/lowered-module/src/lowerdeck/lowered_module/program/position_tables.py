@@ -1,4 +1,4 @@
-"""Replace functions of positions by lookup tables.
+"""Replace relative-position biases by lookup tables.
 
 T5 and its relatives look up a bias by the bucket of each distance between positions, which a dozen
 operators compute. Distances are bounded because sizes are: one table has the bias of each.

@@ -19,7 +19,8 @@ from lowerdeck.torch_base import DTYPES
 
 HELP = (
     "one input, in order: zeros, ones or rand (with a shape: ones:2x3), a number, true, false, "
-    "or a torch.save file (of a tensor, or a list of all inputs); default: random"
+    "or a torch.save file (of a tensor, or a list of all inputs); default: random, dynamic "
+    "sizes at their maximum"
 )
 _FILLS = {"zeros", "ones", "rand"}
 _SHAPE = re.compile(r"[0-9]{1,18}(?:x[0-9]{1,18})*")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -111,9 +112,11 @@ def _run_officially(args: argparse.Namespace) -> None:
         # Warm up: the first call allocates memory.
         runtime.run(inputs, name)
         calls = runtime.run(inputs, name, repeat=args.repeat)
-        seconds = sum(calls.seconds) / args.repeat
+        _print_inputs(inputs)
         _print_outputs(calls.outputs)
-        say(f"{name}: {seconds * 1e3:.3f} ms a call in {runtime.name}, on this machine")
+        least, median = min(calls.seconds) * 1e3, statistics.median(calls.seconds) * 1e3
+        of = f", median of {args.repeat}, least {least:.3f}" if args.repeat > 1 else ""
+        say(f"{name}: {median:.3f} ms a call{of}, in {runtime.name}, on this machine")
     if args.output is not None:
         _save(calls.outputs, args.output)
 
@@ -128,6 +131,7 @@ def _run(args: argparse.Namespace) -> None:
     for _ in range(args.repeat):
         result = method.signature.unflatten(method.run_flat(inputs))
     seconds = (time.perf_counter() - start) / args.repeat
+    _print_inputs(inputs)
     _print_outputs(pytree.tree_leaves(result))
     say(
         f"{method.name}: {seconds * 1e3:.3f} ms a call in lowerdeck.runner, which emulates the "
@@ -137,6 +141,13 @@ def _run(args: argparse.Namespace) -> None:
         _save(result, args.output)
     if args.profile or args.trace is not None or args.etdump is not None:
         _report_profile(method, inputs, args)
+
+
+def _print_inputs(values: Sequence[object]) -> None:
+    """Print the dtype and sizes of each tensor: dynamic sizes default to their maximum."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if tensors:
+        say(f"inputs: {', '.join(map(shape_text, tensors))}")
 
 
 def _print_outputs(values: Iterable[object]) -> None:

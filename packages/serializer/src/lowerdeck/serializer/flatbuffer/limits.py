@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MAX_FLATBUFFER = (1 << 31) - 1
+"""Largest size that FlatBuffers' 32-bit offsets allow, when writing."""
+
 MAX_TABLES = 1_000_000
 """The runtime's verifier rejects programs with more tables."""
 

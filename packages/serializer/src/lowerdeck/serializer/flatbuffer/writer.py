@@ -21,12 +21,11 @@ from lowerdeck.serializer.errors import ProgramError
 from lowerdeck.serializer.flatbuffer.alignment import round_up
 from lowerdeck.serializer.flatbuffer.blobs import BlobIndex
 from lowerdeck.serializer.flatbuffer.field_check import is_list
+from lowerdeck.serializer.flatbuffer.limits import MAX_FLATBUFFER
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.flatbuffer.stream import Piece
 from lowerdeck.serializer.flatbuffer.wire import SCALAR_CODES, SCALAR_SIZES, Field, Format
 
-MAX_FLATBUFFER = (1 << 31) - 1
-"""Largest size that FlatBuffers' 32-bit offsets allow."""
 UNWRITABLE = (AttributeError, LookupError, ArithmeticError, TypeError, ValueError, struct.error)
 """Exceptions for a value that does not fit its field; they do not name the object."""
 

@@ -121,7 +121,7 @@ def _positive(call: Arguments, *positions: int) -> str | None:
 
 
 def _promoted(call: Arguments, *positions: int) -> str | None:
-    """Check that uint16, uint32 and uint64 need no promotion, which is undefined."""
+    """Check that uint16, uint32 and uint64 meet no other dtype: their promotion is undefined."""
     kinds = {tensor.scalar_type for at in positions if (tensor := call.tensor(at))}
     if len(kinds) > 1 and kinds & _BARE_UNSIGNED:
         names = ", ".join(sorted(kind.name for kind in kinds))

@@ -47,7 +47,7 @@ def is_one(size: object) -> bool:
 
 
 def symbols_refusal(shape: Sequence[Dim]) -> str | None:
-    """Return why XNNPACK's reshape cannot produce these sizes, or None."""
+    """Return why a reshape, which infers one size at most, cannot produce these, or None."""
     if sum(not is_fixed(size) for size in shape) > 1:
         return "more than one symbolic size, which a reshape cannot carry"
     return None

@@ -190,7 +190,11 @@ def _add_call(graph: Graph, op: OpOverload, arguments: Arguments, name: str) -> 
     operands = tuple(
         next(prepared) if isinstance(argument, Prepared) else argument for argument in arguments
     )
-    return [*calls, graph.call_function(op, operands)]
+    schema = schema_of(op).arguments
+    keywords = [argument.name for argument in schema if argument.kwarg_only]
+    count = len(schema) - len(keywords)
+    named = dict(zip(keywords, operands[count:], strict=False))
+    return [*calls, graph.call_function(op, operands[:count], named)]
 
 
 def _value(argument: Prepared) -> torch.Tensor:

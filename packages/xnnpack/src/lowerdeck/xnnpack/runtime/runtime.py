@@ -197,7 +197,7 @@ class XnnpackRuntime:
 
 
 def _bytes_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype to view an argument as: bools are viewed as 0 and 1."""
+    """Return the dtype to reinterpret a tensor's bytes as: int8 for bools, else its own."""
     is_bool = tensor.dtype == torch.bool and dtype == torch.int8
     return dtype if is_bool else tensor.dtype
 
