@@ -240,7 +240,7 @@ def lint(session: nox.Session) -> None:
 @shared
 def layers(session: nox.Session) -> None:
     """Fail when an import goes up the layers, closes a cycle or reaches behind a front door."""
-    _run(session, "lint-imports")
+    _run(session, "lint-imports", "--no-cache")
 
 
 @shared

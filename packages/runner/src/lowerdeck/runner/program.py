@@ -16,8 +16,8 @@ from lowerdeck.runner.method import LoadedMethod, Memory
 from lowerdeck.runner.shared_state import check_offsets, state_memories
 from lowerdeck.runner.turn import Turn
 from lowerdeck.runner.values.arena import Arena
-from lowerdeck.runner.values.sources import ExternalTensor, ProgramData, as_view
-from lowerdeck.runner.values.tensors import make_tensor, read_spec
+from lowerdeck.runner.values.sources import ExternalTensor, ProgramData, as_view, make_tensor
+from lowerdeck.runner.values.tensors import read_spec
 from lowerdeck.serializer import (
     CompileSpec,
     DataLocation,

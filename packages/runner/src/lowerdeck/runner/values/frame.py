@@ -8,8 +8,8 @@ import torch
 
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.values.arena import Arena
-from lowerdeck.runner.values.sources import ProgramData
-from lowerdeck.runner.values.tensors import Origin, TensorSpec, make_tensor, read_spec
+from lowerdeck.runner.values.sources import ProgramData, make_tensor
+from lowerdeck.runner.values.tensors import Origin, TensorSpec, read_spec
 from lowerdeck.serializer import (
     Bool,
     BoolList,

@@ -1,20 +1,25 @@
-"""Provide the bytes of constants from the program or its ``.ptd`` file."""
+"""Tensors on the bytes of the program, its ``.ptd`` file or an arena."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from lowerdeck.runner.errors import ProgramError
-from lowerdeck.runner.values.tensors import TensorSpec
+from lowerdeck.runner.values.arena import Arena, require_memory, strides_of
+from lowerdeck.runner.values.tensors import Origin, TensorSpec
 from lowerdeck.serializer import (
     FileRange,
     Program,
     SerializerError,
     Storage,
+    TensorDataLocation,
     TensorLayout,
     resident_view,
 )
+from lowerdeck.serializer import Tensor as TensorValue
 from lowerdeck.torch_base import DTYPES
 
 
@@ -126,3 +131,58 @@ def _check_layout(name: str, layout: TensorLayout, spec: TensorSpec) -> None:
             f"order {list(actual[2])}; the program expects {spec.dtype}, {list(spec.sizes)}, "
             f"{list(spec.dim_order)}"
         )
+
+
+def make_tensor(
+    spec: TensorSpec, value: TensorValue, arenas: Sequence[Arena], source: ProgramData
+) -> torch.Tensor:
+    """Return the tensor of ``spec`` on its memory.
+
+    Raises:
+        ProgramError: The bytes are missing, too few or outside of their arena.
+    """
+    extra = value.extra_tensor_info
+    external = extra is not None and extra.location == TensorDataLocation.EXTERNAL
+    if spec.origin is Origin.CALLER:
+        require_memory(spec.nbytes, f"value {spec.index}")
+        try:
+            return torch.zeros(spec.capacity, dtype=spec.dtype).as_strided(
+                spec.sizes, strides_of(spec.sizes, spec.dim_order)
+            )
+        except RuntimeError as error:
+            raise ProgramError(
+                f"value {spec.index} of shape {list(spec.sizes)}: {error}"
+            ) from error
+    data: memoryview | None = None
+    if external:
+        data = source.external(spec.name, spec)
+    elif value.data_buffer_idx > 0:
+        planned = spec.origin is Origin.PLANNED
+        data = (source.initial if planned else source.constant)(value.data_buffer_idx)
+    if spec.origin is Origin.CONSTANT:
+        return _from_bytes(spec, data if data is not None else memoryview(b""))
+    if not 0 < spec.memory_id < len(arenas):
+        raise ProgramError(
+            f"value {spec.index} has memory id {spec.memory_id}, but the method has "
+            f"{len(arenas) - 1} planned memories (ids start at 1)"
+        )
+    arena = arenas[spec.memory_id]
+    tensor = arena.view(spec.dtype, spec.sizes, spec.dim_order, spec.offset)
+    if data is not None and spec.offset not in arena.initialised:
+        tensor.copy_(_from_bytes(spec, data))
+        arena.initialised.add(spec.offset)
+    return tensor
+
+
+def _from_bytes(spec: TensorSpec, data: memoryview) -> torch.Tensor:
+    """Return a tensor on ``data`` without a copy."""
+    if data.nbytes < spec.nbytes:
+        raise ProgramError(
+            f"value {spec.index} of shape {list(spec.sizes)} needs {spec.nbytes} bytes; "
+            f"the file has {data.nbytes} for it"
+        )
+    strides = strides_of(spec.sizes, spec.dim_order)
+    if spec.capacity == 0:
+        return torch.empty(0, dtype=spec.dtype).as_strided(spec.sizes, strides)
+    flat = torch.frombuffer(data, dtype=spec.dtype, count=spec.capacity)
+    return flat.as_strided(spec.sizes, strides)

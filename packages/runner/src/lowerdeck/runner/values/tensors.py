@@ -1,23 +1,17 @@
-"""Tensors of a method: constants in the file, planned tensors in arenas, and others."""
+"""Specifications of tensors: constants in the file, planned in arenas, or of the caller."""
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from lowerdeck.runner.errors import ProgramError
-from lowerdeck.runner.values.arena import Arena, require_memory, strides_of
 from lowerdeck.serializer import Tensor as TensorValue
 from lowerdeck.serializer import TensorDataLocation, TensorShapeDynamism
 from lowerdeck.torch_base import DTYPES
-
-if TYPE_CHECKING:
-    from lowerdeck.runner.values.sources import ProgramData
 
 _MAX_RANK = 16  # a limit of the runtime
 
@@ -118,58 +112,3 @@ def read_spec(index: int, value: TensorValue) -> TensorSpec:
         name=name,
         has_state=info is not None and bool(name or external or value.data_buffer_idx),
     )
-
-
-def make_tensor(
-    spec: TensorSpec, value: TensorValue, arenas: Sequence[Arena], source: ProgramData
-) -> torch.Tensor:
-    """Return the tensor of ``spec`` on its memory.
-
-    Raises:
-        ProgramError: The bytes are missing, too few or outside of their arena.
-    """
-    extra = value.extra_tensor_info
-    external = extra is not None and extra.location == TensorDataLocation.EXTERNAL
-    if spec.origin is Origin.CALLER:
-        require_memory(spec.nbytes, f"value {spec.index}")
-        try:
-            return torch.zeros(spec.capacity, dtype=spec.dtype).as_strided(
-                spec.sizes, strides_of(spec.sizes, spec.dim_order)
-            )
-        except RuntimeError as error:
-            raise ProgramError(
-                f"value {spec.index} of shape {list(spec.sizes)}: {error}"
-            ) from error
-    data: memoryview | None = None
-    if external:
-        data = source.external(spec.name, spec)
-    elif value.data_buffer_idx > 0:
-        planned = spec.origin is Origin.PLANNED
-        data = (source.initial if planned else source.constant)(value.data_buffer_idx)
-    if spec.origin is Origin.CONSTANT:
-        return _from_bytes(spec, data if data is not None else memoryview(b""))
-    if not 0 < spec.memory_id < len(arenas):
-        raise ProgramError(
-            f"value {spec.index} has memory id {spec.memory_id}, but the method has "
-            f"{len(arenas) - 1} planned memories (ids start at 1)"
-        )
-    arena = arenas[spec.memory_id]
-    tensor = arena.view(spec.dtype, spec.sizes, spec.dim_order, spec.offset)
-    if data is not None and spec.offset not in arena.initialised:
-        tensor.copy_(_from_bytes(spec, data))
-        arena.initialised.add(spec.offset)
-    return tensor
-
-
-def _from_bytes(spec: TensorSpec, data: memoryview) -> torch.Tensor:
-    """Return a tensor on ``data`` without a copy."""
-    if data.nbytes < spec.nbytes:
-        raise ProgramError(
-            f"value {spec.index} of shape {list(spec.sizes)} needs {spec.nbytes} bytes; "
-            f"the file has {data.nbytes} for it"
-        )
-    strides = strides_of(spec.sizes, spec.dim_order)
-    if spec.capacity == 0:
-        return torch.empty(0, dtype=spec.dtype).as_strided(spec.sizes, strides)
-    flat = torch.frombuffer(data, dtype=spec.dtype, count=spec.capacity)
-    return flat.as_strided(spec.sizes, strides)
