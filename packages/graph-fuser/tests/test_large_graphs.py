@@ -17,7 +17,6 @@ from lowerdeck.graph_fuser import (
     CycleError,
     create_submodule_from_nodes,
     fuse_partitions,
-    inline_submodule,
     legalize_graph,
     propose_partitions,
     topo_sort,
@@ -47,10 +46,8 @@ def test_many_nodes_without_recursion() -> None:
     refused = set(nodes[::250])
     proposal = propose_partitions(gm, lambda node: node not in refused)
     assert len(proposal) == 20
-    fused = fuse_partitions(gm, proposal.named())
+    fuse_partitions(gm, proposal.named())
     assert len(gm.graph.nodes) == 2 + 40
-    inline_submodule(gm, fused["fused_7"].call_node)
-    assert len(gm.graph.nodes) == 2 + 39 + 249
 
 
 def _fuse(size: int, count: int = 0) -> Callable[[], object]:

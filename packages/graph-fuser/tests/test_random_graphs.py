@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 
-import torch
 from fuser_graphs import (
     computing,
     random_graph,
@@ -21,7 +20,6 @@ from lowerdeck.graph_fuser import (
     Region,
     create_submodule_from_nodes,
     fuse_partitions,
-    inline_submodule,
     outline,
     plan_outline,
     propose_partitions,
@@ -75,35 +73,6 @@ def test_hierarchies_compute_the_same() -> None:
         same_results(copy.deepcopy(gm), expected)
         assert tuple(outlined) == plan.regions
     assert count
-
-
-def test_fusing_then_inlining_gives_the_same_graph() -> None:
-    for seed in seeds(250):
-        gm, rng = random_graph(seed, 25), random.Random(seed)
-        expected, before = results(gm), canonical(gm)
-        order = [node.target for node in gm.graph.nodes]
-        nodes = computing(gm)
-        start = rng.randrange(len(nodes))
-        block = nodes[start : start + rng.randint(1, 10)]
-        copies = inline_submodule(gm, fuse_partitions(gm, {"p": block})["p"].call_node)
-        assert canonical(gm) == before
-        assert [node.target for node in gm.graph.nodes] == order
-        assert [node.meta for node in copies.values()] == [node.meta for node in block]
-        assert "p" not in gm._modules
-        same_results(gm, expected)
-
-
-def canonical(gm: GraphModule) -> list[str]:
-    """Return the graph with every node called by its index."""
-    index_of = {node: number for number, node in enumerate(gm.graph.nodes)}
-    return [
-        str(
-            torch.fx.node.map_arg(
-                (node.op, str(node.target), node.args, node.kwargs), lambda n: f"#{index_of[n]}"
-            )
-        )
-        for node in gm.graph.nodes
-    ]
 
 
 def test_every_proposal_can_be_fused_and_computes_the_same() -> None:

@@ -30,7 +30,6 @@ from lowerdeck.graph_fuser.errors import (
     GraphFuserError,
     RegionError,
 )
-from lowerdeck.graph_fuser.inline import inline_submodule
 from lowerdeck.graph_fuser.order import legalize_graph, topo_sort
 from lowerdeck.graph_fuser.outliner import (
     FusedPartition,
@@ -69,7 +68,6 @@ __all__ = [
     "Reason",
     "create_submodule_from_nodes",
     "fuse_partitions",
-    "inline_submodule",
     "propose_partitions",
     "validate_partition",
     # Drop-ins for torch.fx.passes
