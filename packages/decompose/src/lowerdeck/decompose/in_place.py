@@ -66,7 +66,7 @@ def _variant(node: Node, variants_by_kind: dict[Any, OpOverload | None]) -> OpOv
     """
     if not isinstance(node.target, OpOverload) or not node.args:
         return None
-    tensors = [source.meta.get("val") for source in node.all_input_nodes]
+    tensors: list[Any] = [source.meta.get("val") for source in node.all_input_nodes]
     first, *others = (_facts(value) for value in tensors)
     if first is None or any(facts != first for facts in others):
         return None
