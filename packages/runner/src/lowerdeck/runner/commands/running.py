@@ -115,8 +115,8 @@ def _run_officially(args: argparse.Namespace) -> None:
         _print_inputs(inputs)
         _print_outputs(calls.outputs)
         least, median = min(calls.seconds) * 1e3, statistics.median(calls.seconds) * 1e3
-        of = f", median of {args.repeat}, least {least:.3f}" if args.repeat > 1 else ""
-        say(f"{name}: {median:.3f} ms a call{of}, in {runtime.name}, on this machine")
+        of = f" (median of {args.repeat}, least {least:.3f})" if args.repeat > 1 else ""
+        say(f"{name}: {median:.3f} ms a call in {runtime.name}, on this machine{of}")
     if args.output is not None:
         _save(calls.outputs, args.output)
 
