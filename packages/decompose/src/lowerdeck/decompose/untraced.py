@@ -133,9 +133,10 @@ def functional_variant(operator: OpOverload) -> OpOverload | None:
     if not isinstance(variant, OpOverload) or writes != [True] + [False] * (len(writes) - 1):
         return None
     # `pow_.Scalar` takes (tensor, number), but `pow.Scalar` (number, tensor).
+    # The first argument may have another name (``dropout``): it is positional.
     arguments, others = (
-        [(argument.name, str(argument.type)) for argument in compared.arguments]
-        for compared in (schema, schema_of(variant))
+        [(argument.name if at else "", str(argument.type)) for at, argument in enumerate(part)]
+        for part in (schema.arguments, schema_of(variant).arguments)
     )
     return variant if arguments == others and not returns_alias(variant) else None
 
