@@ -34,8 +34,8 @@ def grouped_product(
 ) -> Any:
     """Return the product of each row with the weight of its group.
 
-    Each weight multiplies all rows, with the rows of other groups set to zero: backends support
-    such products, and none that select rows. A row with an infinite element becomes NaN.
+    Each weight multiplies all rows, with the rows of other groups set to zero: XNNPACK has such
+    products, but no selection of rows. A row with an infinite element becomes NaN.
 
     Args:
         input: The rows, sorted by group, shape (rows, inner).
