@@ -35,7 +35,8 @@ def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
     """
     if any(map(writes_in_place, list(graphs_of(program.graph_module))[1:])):
         return None
-    memory = MemoryUse.of_program(program)
+    # Whether inputs overlap does not matter: a write to an input has no variant.
+    memory = MemoryUse(program.graph, program.graph_module)
     variants: dict[Node, OpOverload] = {}
     variants_by_kind: dict[Any, OpOverload | None] = {}
     names: dict[Node, list[Node]] = {}

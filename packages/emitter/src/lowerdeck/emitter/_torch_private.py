@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
+from torch._decomp import decomposition_table
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from lowerdeck.torch_base import (
-    OperatorBase,
     OpOverload,
     OpOverloadPacket,
 )
@@ -24,7 +22,7 @@ __all__ = [
     "is_known",
     "operator_schemas",
     "overload_packet",
-    "reference_decompositions",
+    "reference_decomposition",
     "untraced",
 ]
 
@@ -77,10 +75,7 @@ def current_result() -> Any:
     return fx_traceback.get_current_meta().get("val")
 
 
-@cache
-def reference_decompositions(
-    targets: tuple[OpOverload, ...],
-) -> Mapping[OperatorBase, Callable[..., Any]]:
-    """Return torch's decompositions of the operators."""
-    rules: dict[OperatorBase, Callable[..., Any]] = get_decompositions(targets)
-    return rules
+def reference_decomposition(target: OpOverload) -> Callable[..., Any]:
+    """Return torch's decomposition of an operator that has one."""
+    rule: Callable[..., Any] = decomposition_table[target]
+    return rule

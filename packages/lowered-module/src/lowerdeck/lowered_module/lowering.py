@@ -207,7 +207,9 @@ def to_backend(
             f"to_backend() {error}; with a {type(first).__name__} first it takes "
             f"{', '.join(signature.parameters)}"
         ) from None
-    return form(*bound.args, **bound.kwargs)
+    # Graphs of several forms grow and die together: collections walked them five times.
+    with collector_held():
+        return form(*bound.args, **bound.kwargs)
 
 
 _FIRST = ("backend_id", "method_edge_program_partitioners", "edge_program")
@@ -297,10 +299,9 @@ def _lowered(
     )
     lowered = {}
     for name, parts in cut.items():
-        with collector_held():
-            leave_edge_form(parts.program, [part.program for part in parts.cuts])
-            delegates = list(map(make_delegate, parts.cuts, results[name]))
-            lowered[name] = splice_delegates(parts, delegates, state)
+        leave_edge_form(parts.program, [part.program for part in parts.cuts])
+        delegates = list(map(make_delegate, parts.cuts, results[name]))
+        lowered[name] = splice_delegates(parts, delegates, state)
     return lowered
 
 
@@ -335,8 +336,7 @@ def _partitioned(
     program = _regrouped(program, None if shared is None else shared[0])
     if wants_edge(partitioner):
         program = edge_form(program)
-    with collector_held():
-        copied = partitioner_copy(program)
+    copied = partitioner_copy(program)
     if shared is not None:
         mark_shared(copied, program, *shared)
     name = type(partitioner).__name__
@@ -377,5 +377,4 @@ def _partitioned(
     set_program_parts(
         tagged, state_dict=dict(program.state_dict), constants=dict(program.constants)
     )
-    with collector_held():
-        return cut_program(tagged, tags)
+    return cut_program(tagged, tags)

@@ -18,7 +18,7 @@ def collector_held() -> Iterator[None]:
 
     Collections walk all graphs of the process, which takes a quarter to a third of the time of
     building large ones. The setting is process-wide: the first context disables it, and the last
-    one, in any thread, restores it. Do not run user code inside, which may create garbage.
+    one, in any thread, restores it. Garbage in cycles stays until then.
 
     Example:
         >>> import gc

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter._torch_private import is_known, reference_decompositions
+from lowerdeck.emitter._torch_private import is_known, reference_decomposition
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
@@ -49,7 +49,7 @@ def _float64_remainder(self: torch.Tensor, other: Any) -> torch.Tensor:
 
 def _unless_float64(target: OpOverload) -> Callable[..., Any]:
     """Return torch's decomposition for float64 only: the kernel computes it in float32."""
-    rule = reference_decompositions((target,))[target]
+    rule = reference_decomposition(target)
 
     @wraps(rule)
     def decomposed(self: torch.Tensor, *args: Any, **options: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import fx
 from torch.export import ExportedProgram
 
 from lowerdeck.decompose import DecomposeError, Rules, declines, decompose_graph, keep_whole
-from lowerdeck.emitter._torch_private import reference_decompositions
+from lowerdeck.emitter._torch_private import reference_decomposition
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
@@ -124,7 +124,7 @@ def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> De
         complex_numbers: Whether to include rules for complex numbers, which slow tracing down.
     """
     rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())
-    rules |= reference_decompositions(_REFERENCES)
+    rules |= {target: reference_decomposition(target) for target in _REFERENCES}
     quantized = {
         target: rule
         for target, rule in quantization_rules().items()

@@ -45,10 +45,10 @@ class CallingConvention:
     @classmethod
     def of(cls, program: ExportedProgram) -> CallingConvention:
         """Return the calling convention of ``program``."""
-        spec = program.call_spec
-        assert spec.in_spec is not None
-        assert spec.out_spec is not None
-        return cls(spec.in_spec, spec.out_spec)
+        # ``program.call_spec`` makes a class at each access.
+        signature = program.module_call_graph[0].signature
+        assert signature is not None
+        return cls(signature.in_spec, signature.out_spec)
 
     def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the flat arguments of the delegate.

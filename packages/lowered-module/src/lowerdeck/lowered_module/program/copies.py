@@ -14,7 +14,6 @@ from torch.fx import Graph
 from lowerdeck.lowered_module._torch_private import fake_mode_of
 from lowerdeck.lowered_module.program.graphs import inputs_of
 from lowerdeck.torch_base import (
-    collector_held,
     copy_graph_module,
     lazy_clone,
     renamed_outputs,
@@ -50,8 +49,7 @@ def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> Expor
     constants = _each_once(program.constants, take)
     if reads_only:
         return with_parts(program, state_dict=state, constants=constants)
-    with collector_held():
-        return shared_copy(program, state_dict=state, constants=constants)
+    return shared_copy(program, state_dict=state, constants=constants)
 
 
 def shared_copy(program: ExportedProgram, **parts: Any) -> ExportedProgram:

@@ -96,7 +96,7 @@ def mode_stretches(nodes: Iterable[Node], behaviours: Behaviours) -> dict[Node, 
     changes, stretches = 0, {}
     for node in nodes:
         stretches[node] = changes
-        if behaviours.effect(node) & Effect.MODE:
+        if not behaviours.is_plain(node) and behaviours.effect(node) & Effect.MODE:
             changes += 1
     return stretches
 

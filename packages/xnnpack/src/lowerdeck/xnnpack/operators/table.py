@@ -95,10 +95,11 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
         return "it contains subgraphs, which run on other kernels"
     if not isinstance(node.target, OpOverload):
         return "it is not a torch operator"
-    entry = entry_of(node)
+    entry = OPERATORS.get(node.target)
     if entry is None:
-        return _LEFT.get(node.target, "XNNPACK has no such operator")
-    if str(node.target) in QUANTIZATION:
+        entry = QUANTIZATION.get(str(node.target))
+        if entry is None:
+            return _LEFT.get(node.target, "XNNPACK has no such operator")
         return _quantization_refusal(node, entry, constants)
     tensors = [
         tensor
@@ -107,14 +108,15 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
     ]
     if not tensors:
         return "it has no tensor input"
-    bools = [arguments_of(node).get(name) for name in entry.bools]
+    call = Call(node, arguments_of(node), constants)
+    bools = [call.args.get(name) for name in entry.bools]
     for tensor in tensors:
         # Constants are stored in the float dtype to which eager would convert them.
         dtypes = (*_FLOATS, torch.bool) if tensor in bools else _FLOATS
         reason = None if tensor.name in constants else _tensor_refusal(tensor, dtypes)
         if reason:
             return f"input {tensor.name}: {reason}"
-    return _tensor_refusal(node) or entry.refusal(Call(node, arguments_of(node), constants))
+    return _tensor_refusal(node) or entry.refusal(call)
 
 
 def _quantization_refusal(node: Node, entry: Operator, constants: Collection[str]) -> str | None:
