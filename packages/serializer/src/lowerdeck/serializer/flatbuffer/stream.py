@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from errno import EISDIR
 from io import TextIOBase
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from lowerdeck.serializer.errors import ProgramError
-from lowerdeck.serializer.flatbuffer.paths import require_path
 
 Piece: TypeAlias = bytes | bytearray | memoryview
 
@@ -33,157 +29,60 @@ def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] |
         ProgramError: The target is neither, or the file was opened for text.
         OSError: The file cannot be written; an existing file is unchanged.
     """
-    if not isinstance(path_or_file, str | os.PathLike):
-        if isinstance(path_or_file, TextIOBase):
-            raise ProgramError("found a file opened for text, expected one opened with mode 'wb'")
-        if callable(getattr(path_or_file, "write", None)):
-            return _write(pieces, path_or_file)
-    path = require_path(path_or_file, otherwise="or a file opened with mode 'wb'")
-    return write_files([(pieces, path)])
+    if isinstance(path_or_file, str | os.PathLike):
+        return write_files([(pieces, Path(path_or_file))])
+    if isinstance(path_or_file, TextIOBase) or not hasattr(path_or_file, "write"):
+        raise ProgramError(
+            f"found a {type(path_or_file).__name__}, expected a path or a file opened with mode "
+            "'wb'"
+        )
+    return _write(pieces, path_or_file)
 
 
 def write_files(files: Iterable[tuple[Iterable[Piece], Path]]) -> int:
-    """Write several files as one transaction, and return their total size in bytes.
+    """Write several files, and return their total size in bytes.
 
     All are written under temporary names and flushed to disk before the first is renamed. The last
-    file refers to the others; it is absent while old and new files are mixed. After a crash the
-    files are all old, all new, or the last one is missing (its old and new versions are in the
-    same folder under hidden names).
+    file refers to the others: it is removed first and placed last, so that after a crash the files
+    are all old, all new, or the last one is missing.
 
     Args:
         files: Pieces and path of each file; the file that refers to the others comes last.
 
     Raises:
-        ProgramError: Two paths lead to the same file.
-        OSError: A file cannot be written; existing files are unchanged.
+        OSError: A file cannot be written.
     """
     written = 0
-    temporaries: list[_Temporary] = []
+    temporaries: list[tuple[Path, Path]] = []
     try:
         for pieces, path in files:
-            target = _target(path)
-            if target is None:
-                with _open_special(path) as special:
-                    written += _write_named(pieces, special, path)
-                continue
-            if any(other.path == target for other in temporaries):
-                raise ProgramError(f"{path}: found two files for this path, expected one")
-            handle, name = _new_file(target)
-            temporaries.append(_Temporary(name, target))
-            with os.fdopen(handle, "wb", buffering=0) as file:
-                written += _write_named(pieces, file, path)
-                with suppress(FileNotFoundError):
-                    os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
-                os.fsync(file.fileno())
-        _replace(temporaries)
+            target = Path(os.path.realpath(path))
+            temporary = target.with_name(f".{target.name[:200]}.{os.urandom(6).hex()}.tmp")
+            try:
+                if path.exists() and not path.is_file():
+                    with path.open("wb", buffering=0) as device:
+                        written += _write(pieces, device)
+                    continue
+                with temporary.open("xb", buffering=0) as file:
+                    temporaries.append((temporary, target))
+                    written += _write(pieces, file)
+                    with suppress(FileNotFoundError):
+                        os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
+                    os.fsync(file.fileno())
+            except OSError as error:
+                # The error names the temporary file, or none, as for a full disk.
+                if error.errno is None or error.filename not in {None, str(temporary)}:
+                    raise
+                raise type(error)(error.errno, error.strerror, str(path)) from None
+        if len(temporaries) > 1:
+            temporaries[-1][1].unlink(missing_ok=True)
+        for temporary, target in temporaries:
+            temporary.replace(target)
     except BaseException:
-        for temporary in temporaries:
-            with suppress(OSError):
-                os.unlink(temporary.name)  # noqa: PTH108
+        for temporary, _ in temporaries:
+            temporary.unlink(missing_ok=True)
         raise
     return written
-
-
-@dataclass(frozen=True, slots=True)
-class _Temporary:
-    """A temporary file and its final path."""
-
-    name: str
-    path: Path
-
-    @property
-    def aside(self) -> str:
-        """Return the name of the old file until all new files are in place."""
-        return f"{self.name.removesuffix('.tmp')}.old"
-
-
-def replaces_file(path: Path) -> bool:
-    """Return whether writing to ``path`` creates or replaces a file; False for devices and pipes.
-
-    Raises:
-        OSError: The path is a folder or a symlink cycle.
-    """
-    return _target(path) is not None
-
-
-def _replace(temporaries: Sequence[_Temporary]) -> None:
-    """Rename files to their final paths; the last file is removed first and replaced last."""
-    if len(temporaries) == 1:
-        _rename(temporaries[0].name, temporaries[0].path)
-        return
-    aside: list[_Temporary] = []
-    placed: list[_Temporary] = []
-    try:
-        for temporary in reversed(temporaries):
-            if temporary.path.exists():
-                aside.append(temporary)
-                _rename(temporary.path, temporary.aside)
-        for temporary in temporaries:
-            placed.append(temporary)
-            _rename(temporary.name, temporary.path)
-    except BaseException:
-        # The last file stays absent while old and new files are mixed.
-        for temporary in reversed(placed):
-            if not Path(temporary.name).exists():
-                temporary.path.unlink()
-        for temporary in reversed(aside):
-            if Path(temporary.aside).exists():
-                _rename(temporary.aside, temporary.path)
-        raise
-    for temporary in aside:
-        with suppress(OSError):
-            os.unlink(temporary.aside)  # noqa: PTH108
-
-
-def _rename(name: str | Path, path: str | Path) -> None:
-    """Rename a file and flush its folder to disk."""
-    os.replace(name, path)  # noqa: PTH105  (Path.replace would only wrap this)
-    # Some file systems cannot sync a folder; the order of renames is then theirs.
-    with suppress(OSError):
-        folder = os.open(Path(path).parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _target(path: Path) -> Path | None:
-    """Return the file to replace, or None for a device or a pipe.
-
-    Raises:
-        OSError: The path is a folder or a symlink cycle.
-    """
-    if path.is_absolute() and path.parts[1:2] in {("dev",), ("proc",)}:
-        # Even if /dev/stdout is redirected to a file, which must not be replaced.
-        return None
-    real = Path(os.path.realpath(path))
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return real
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(EISDIR, "found a folder, expected the name of a file", str(path))
-    return real if stat.S_ISREG(mode) else None
-
-
-def _open_special(path: Path) -> BinaryIO:
-    """Open a device or a pipe; duplicate a file descriptor that is already open."""
-    name = str(path)
-    number = {"/dev/stdout": "1", "/dev/stderr": "2"}.get(name, name.removeprefix("/dev/fd/"))
-    if not number.isdecimal():
-        return path.open("wb", buffering=0)
-    # Reopening a redirected file by path would truncate it.
-    return os.fdopen(os.dup(int(number)), "wb", buffering=0)
-
-
-def _write_named(pieces: Iterable[Piece], file: BinaryIO, path: Path) -> int:
-    try:
-        return _write(pieces, file)
-    except OSError as error:
-        # Errors such as a full disk do not name the file; report the final path.
-        if error.errno is None or error.filename is not None:
-            raise
-        raise type(error)(error.errno, error.strerror, str(path)) from None
 
 
 def _write(pieces: Iterable[Piece], file: BinaryIO) -> int:
@@ -196,18 +95,3 @@ def _write(pieces: Iterable[Piece], file: BinaryIO) -> int:
             total += done
             view = view[done:]
     return total
-
-
-def _new_file(path: Path) -> tuple[int, str]:
-    """Create a temporary file next to ``path``, without ``tempfile``, which is slow to import."""
-    while True:
-        name = str(path.with_name(f".{path.name[:200]}.{os.urandom(6).hex()}.tmp"))
-        with suppress(FileExistsError):
-            try:
-                return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), name
-            except FileNotFoundError as error:
-                # Report the missing folder, not the temporary name.
-                raise FileNotFoundError(error.errno, error.strerror, str(path.parent)) from None
-            except OSError as error:
-                # Report the final path, not the temporary name.
-                raise type(error)(error.errno, error.strerror, str(path)) from None

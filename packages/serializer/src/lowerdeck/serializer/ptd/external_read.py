@@ -105,7 +105,6 @@ def open_ptd(path: str | os.PathLike[str]) -> PtdFile:
 
     Raises:
         FormatError: The file is malformed.
-        ProgramError: The argument is not a path.
         OSError: The file cannot be opened.
     """
     mapped = map_file(path)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Unpack
 
 from lowerdeck.serializer.errors import ContentError, ProgramError
-from lowerdeck.serializer.flatbuffer.paths import require_path, require_stem
-from lowerdeck.serializer.flatbuffer.stream import replaces_file, write_files
+from lowerdeck.serializer.flatbuffer.stream import write_files
 from lowerdeck.serializer.ptd.external_read import PtdFile, open_ptd
 from lowerdeck.serializer.ptd.external_write import (
     ExternalData,
@@ -55,7 +54,7 @@ def write_model(
         ProgramError: An argument is invalid, or the data do not match the program.
         OSError: A file cannot be written.
     """
-    path = require_path(path)
+    path = Path(path)
     program_pieces = pte_pieces(program, named_data, layout)
     data = {
         tag: ExternalData(dict(contents.entries), contents.segment_alignment, contents.version)
@@ -71,15 +70,10 @@ def write_model(
     problem = _mismatch(program, {tag: contents.entries for tag, contents in data.items()}, inside)
     if problem:
         raise ProgramError(problem)
-    if data and not replaces_file(path):
-        raise ProgramError(
-            f"{path} is a device or a pipe, which has no folder for the external data "
-            f"{', '.join(sorted(map(repr, data)))}: use the path of a file"
-        )
-    files = [
-        (ptd_pieces(contents), path.parent / f"{require_stem(tag)}.ptd")
-        for tag, contents in data.items()
-    ]
+    for tag in data:
+        if not tag or Path(tag).name != tag:
+            raise ProgramError(f"found the tag {tag!r}, expected the stem of a file name")
+    files = [(ptd_pieces(contents), path.parent / f"{tag}.ptd") for tag, contents in data.items()]
     # The program comes last, so that its data exists first.
     write_files([*files, (program_pieces, path)])
     return [*(target for _, target in files), path]

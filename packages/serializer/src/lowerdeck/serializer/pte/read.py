@@ -7,10 +7,10 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lowerdeck.serializer.collector import collector_held
-from lowerdeck.serializer.flatbuffer.paths import require_path
 from lowerdeck.serializer.flatbuffer.storage import byte_view
 from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.container import ExtendedHeader, open_container
@@ -54,7 +54,6 @@ def open_pte(path: str | os.PathLike[str]) -> PteFile:
 
     Raises:
         FormatError: The file's header or root table is malformed.
-        ProgramError: The argument is not a path.
         OSError: The file cannot be opened.
     """
     mapped = map_file(path)
@@ -66,10 +65,9 @@ def map_file(path: str | os.PathLike[str]) -> mmap.mmap | None:
     """Return a memory map of a file, None if it is empty.
 
     Raises:
-        ProgramError: The argument is not a path.
         OSError: The file cannot be opened.
     """
-    with require_path(path).open("rb") as file:
+    with Path(path).open("rb") as file:
         if not os.fstat(file.fileno()).st_size:
             return None
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
