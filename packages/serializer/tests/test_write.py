@@ -189,14 +189,6 @@ def test_what_cannot_be_stored_is_named(field: str, item: object, message: str) 
         pte.serialize_pte(program)
 
 
-def test_a_program_that_the_runtime_will_refuse_for_its_size_gets_a_warning() -> None:
-    program = add_program()
-    plan = program.execution_plan[0]
-    plan.values += [plan.values[2]] * 499_999
-    with pytest.warns(pte.TableLimitWarning, match="accepts at most 1000000"):
-        pte.serialize_pte(program)
-
-
 @pytest.mark.parametrize("given", [None, b"ET12"])
 def test_what_is_no_program_is_refused(given: Any) -> None:
     with pytest.raises(pte.ProgramError, match="expected a Program"):

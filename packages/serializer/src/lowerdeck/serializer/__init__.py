@@ -164,7 +164,6 @@ __all__ = [
     "LimitError",
     "SegmentError",
     "IndexRangeError",
-    "TableLimitWarning",
 ]
 
 # Search order: the modules that reading needs come first.

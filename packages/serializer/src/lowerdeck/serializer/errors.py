@@ -30,10 +30,6 @@ class NamedDataConflictError(ProgramError):
         )
 
 
-class TableLimitWarning(UserWarning):
-    """The written program has more tables than the runtime's verifier accepts by default."""
-
-
 class FormatError(SerializerError, ValueError):
     """A file is malformed, or its content is not safe to run.
 

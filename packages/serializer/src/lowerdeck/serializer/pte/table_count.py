@@ -2,32 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
-from lowerdeck.serializer.errors import TableLimitWarning
-from lowerdeck.serializer.flatbuffer.limits import MAX_TABLES
 from lowerdeck.serializer.pte import schema
-
-
-def warn_of_tables(program: schema.Program, *, segments: int) -> None:
-    """Warn if a program has more tables than the runtime's verifier accepts.
-
-    Args:
-        segments: Number of segments of the file.
-    """
-    plans = program.execution_plan
-    steps = sum(len(chain.instructions) for plan in plans for chain in plan.chains)
-    # A value has at most 4 tables and an instruction 2: small programs need no count.
-    if 4 * sum(len(plan.values) for plan in plans) + 2 * steps < MAX_TABLES // 2:
-        return
-    tables = count_tables(program, segments=segments)
-    if tables > MAX_TABLES:
-        warnings.warn(
-            f"the program has {tables} tables, but the runtime's verifier accepts at most "
-            f"{MAX_TABLES}; split the program, or load it with Verification.Minimal",
-            TableLimitWarning,
-            stacklevel=4,
-        )
 
 
 def count_tables(program: schema.Program, *, segments: int = 0) -> int:

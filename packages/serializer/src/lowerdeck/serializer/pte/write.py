@@ -32,7 +32,6 @@ from lowerdeck.serializer.pte.schema import (
     Program,
 )
 from lowerdeck.serializer.pte.segments import NamedBlob, SegmentPlan, SegmentPlanner
-from lowerdeck.serializer.pte.table_count import warn_of_tables
 
 _LOGICAL = {
     "Program": parse_fields(
@@ -70,9 +69,6 @@ def serialize_pte(
 
     Raises:
         ProgramError: The program or an option cannot be written.
-
-    Warns:
-        TableLimitWarning: The program has more tables than the runtime accepts by default.
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program, deserialize_pte
@@ -130,7 +126,6 @@ def pte_pieces(
             if not is_list(items) or {*map(type, items)} - {_PROGRAM_FIELDS.classes[field.item]}:
                 raise TypeError(f"expected a list of {field.item}")
         plan = _plan(program, layout, named_data)
-        warn_of_tables(program, segments=len(plan.segments))
         writer = Writer(PROGRAM_FORMAT, alignment=layout.delegate_alignment)
         inserted = inserted_size(layout) if plan.end else 0
         tables = _file_tables(program, plan, extracted=layout.extract_delegate_segments)
