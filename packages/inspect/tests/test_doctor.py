@@ -15,13 +15,10 @@ from lowerdeck.inspect.commands.doctor import import_failures
 class Installed(Distribution):
     """A distribution that no folder holds."""
 
-    def __init__(self, name: str, version: str, *requires: str, commands: str = "") -> None:
-        extras = {one.partition("extra == ")[2].strip('"') for one in requires} - {""}
-        lines = [f"Name: {name}", f"Version: {version}"]
-        lines += [f"Provides-Extra: {extra}" for extra in extras]
+    def __init__(self, name: str, version: str, commands: str = "") -> None:
         entries = [f"{command} = module:object" for command in commands.split()]
         self._files = {
-            "METADATA": "\n".join([*lines, *(f"Requires-Dist: {one}" for one in requires), ""]),
+            "METADATA": f"Name: {name}\nVersion: {version}\n",
             "entry_points.txt": "\n".join(["[lowerdeck.commands]", *entries]),
         }
 
@@ -53,14 +50,8 @@ def test_what_is_here_is_told(shell: Any) -> None:
     assert lines[-1].startswith("official runtime: ")
 
 
-WHOLE = Installed("lowerdeck", "0.1.0", 'lowerdeck-openvino>=0.1; extra == "openvino"')
-XNNPACK = Installed(
-    "lowerdeck-xnnpack",
-    "0.2.0",
-    'torchao>=0.18; extra == "quantize"',
-    'winsome; sys_platform == "win32"',
-    commands="lower",
-)
+WHOLE = Installed("lowerdeck", "0.1.0")
+XNNPACK = Installed("lowerdeck-xnnpack", "0.2.0", commands="lower")
 TWO = [Installed("executorch", version) for version in ("1.5.1", "1.4.1")]
 CASES: dict[str, tuple[list[Installed], list[str], str]] = {
     "the serializer alone": (
@@ -75,7 +66,6 @@ CASES: dict[str, tuple[list[Installed], list[str], str]] = {
         [WHOLE, Installed("lowerdeckhand", "9"), *TWO],
         [
             "lowerdeck 0.1.0",
-            "  for [openvino]: lowerdeck-openvino>=0.1: pip install 'lowerdeck-openvino>=0.1'",
         ],
         "official runtime: executorch 1.5.1",
     ),
@@ -83,7 +73,6 @@ CASES: dict[str, tuple[list[Installed], list[str], str]] = {
         [XNNPACK, Installed("executorch", "9.9"), Installed("ring", "1.0", commands="spin")],
         [
             "lowerdeck-xnnpack 0.2.0  (lowerdeck lower)",
-            "  for [quantize]: torchao>=0.18: pip install 'torchao>=0.18'",
             "ring 1.0  (lowerdeck spin)",
         ],
         "official runtime: executorch 9.9",
@@ -92,33 +81,13 @@ CASES: dict[str, tuple[list[Installed], list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_installed_and_what_lacks_is_told(
-    name: str, monkeypatch: pytest.MonkeyPatch, shell: Any
-) -> None:
+def test_what_is_installed_is_told(name: str, monkeypatch: pytest.MonkeyPatch, shell: Any) -> None:
     there, first, runtime = CASES[name]
     status, lines = diagnosis(monkeypatch, shell, *there)
     assert status == 0
     assert lines[1 : 1 + len(first)] == first
     assert lines[-1].startswith(runtime)
-    assert not any("winsome" in line or "lowerdeckhand" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("version", "bounds", "fits"),
-    [
-        *(("2.13.0+cpu", ">=2.13", True), ("2.13", ">=2.13.0", True), ("2.9.1", ">=2.13", False)),
-        *(("0.1.3", "<0.2,>=0.1.2", True), ("0.2.0", "<0.2,>=0.1.2", False)),
-        *(("0.2.0rc1", "(>=0.1)", True), ("1.0", "", True)),
-    ],
-)
-def test_versions_keep_their_bounds(
-    version: str, bounds: str, fits: bool, monkeypatch: pytest.MonkeyPatch, shell: Any
-) -> None:
-    there = (Installed("lowerdeck-x", "1", f"Torch_X {bounds}"), Installed("torch-x", version))
-    status, lines = diagnosis(monkeypatch, shell, *there)
-    missing = [line for line in lines if "MISSING" in line]
-    assert (status, len(missing)) == ((0, 0) if fits else (4, 1))
-    assert all(f"found {version}: pip install" in line for line in missing)
+    assert not any("lowerdeckhand" in line for line in lines)
 
 
 def test_a_failing_import_is_reported(monkeypatch: pytest.MonkeyPatch, shell: Any) -> None:

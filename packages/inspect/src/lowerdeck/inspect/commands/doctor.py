@@ -1,4 +1,4 @@
-"""``lowerdeck doctor``: check installed packages, their requirements, and the runtime."""
+"""``lowerdeck doctor``: check that the installed packages and the runtime can be imported."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import Distribution, EntryPoint, distributions
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from lowerdeck.inspect.commands.answers import ExitStatus, say
 
@@ -34,7 +31,7 @@ _SECONDS = 300.0
 
 
 class DoctorCommand:
-    """Reports what is installed, what is missing, and what cannot be imported.
+    """Reports what is installed, and what cannot be imported.
 
     Other packages with Lowerdeck commands or backends are included.
     """
@@ -48,13 +45,12 @@ class DoctorCommand:
         """Print the report.
 
         Returns:
-            ``DONE``; ``FAILED`` if a package lacks a requirement or cannot be imported.
+            ``DONE``; ``FAILED`` if a package cannot be imported.
         """
         installed: dict[str, Distribution] = {}
         for distribution in distributions():
             # Of distributions with the same name Python imports the first.
-            key = canonicalize_name(distribution.metadata["Name"] or "")
-            installed.setdefault(key, distribution)
+            installed.setdefault(distribution.metadata["Name"] or "", distribution)
         ours = [
             name
             for name, distribution in sorted(installed.items())
@@ -65,14 +61,10 @@ class DoctorCommand:
             targets[_RUNTIME] = ["executorch.runtime"]
         failures = import_failures(targets)
         lines = [f"Python {platform.python_version()}, {platform.system()} {platform.machine()}"]
-        unmet = []
         for name in ours:
             own = [point.name for point in installed[name].entry_points.select(group=_GROUP)]
             suffix = f"  (lowerdeck {', '.join(own)})" if own else ""
             lines.append(f"{name} {installed[name].version}{suffix}")
-            for text, extra in _unmet(installed[name], installed):
-                unmet += [] if extra else [text]
-                lines.append(f"  {f'for [{extra}]' if extra else 'MISSING'}: {text}")
             if name in failures:
                 lines.append(f"  CANNOT BE IMPORTED: {failures[name]}")
         runtime = "not installed; files run in lowerdeck-runner's emulator: pip install executorch"
@@ -85,7 +77,7 @@ class DoctorCommand:
                 f"{failures[_RUNTIME]}; try {_RUNTIME_NEEDS}"
             )
         say(*lines, f"official runtime: {runtime}")
-        return ExitStatus.FAILED if unmet or failures.keys() - {_RUNTIME} else ExitStatus.DONE
+        return ExitStatus.FAILED if failures.keys() - {_RUNTIME} else ExitStatus.DONE
 
 
 def import_failures(
@@ -132,25 +124,6 @@ def _targets(name: str, distribution: Distribution) -> list[str]:
 def _extends(entry: EntryPoint) -> bool:
     """Return whether an entry point is a command or belongs to a backend."""
     return entry.group.startswith("lowerdeck.")
-
-
-def _unmet(
-    distribution: Distribution, installed: Mapping[str, Distribution]
-) -> Iterator[tuple[str, str]]:
-    """Yield each unmet requirement with a command to install it, and its extra."""
-    extras = distribution.metadata.get_all("Provides-Extra") or []
-    for requirement in map(Requirement, distribution.requires or ()):
-        marker = requirement.marker
-        applies = [
-            extra for extra in ("", *extras) if not marker or marker.evaluate({"extra": extra})
-        ]
-        installed_distribution = installed.get(canonicalize_name(requirement.name))
-        version = installed_distribution.version if installed_distribution else None
-        if not applies or (version and requirement.specifier.contains(version, prereleases=True)):
-            continue  # Met, or not for this Python version or system.
-        requirement_text = f"{requirement.name}{requirement.specifier}"
-        found_version = f", found {version}" if version else ""
-        yield f"{requirement_text}{found_version}: pip install '{requirement_text}'", applies[0]
 
 
 command: DoctorCommand = DoctorCommand()
