@@ -116,7 +116,7 @@ class ProgramCopier:
         for position, item in enumerate(self.trace.items):
             match item.role:
                 case Role.COMPUTE:
-                    self._copy_node(item, position)
+                    self._copy_node(item)
                 case Role.ENTER:
                     self._enter(item)
                     self._open(item)
@@ -146,10 +146,6 @@ class ProgramCopier:
                 return item
             if item in self._clones:
                 return self._clones[item]
-            target = mutations.final.get(item)
-            if target is not None and self.working.preserved:
-                # The next call would overwrite state that the caller holds as a result.
-                return self._clone(self.resolve(self.values[target], root), item)
             return self.resolve(self.values[item], root)
 
         values = tuple(output.args[0])[mutations.count :]
@@ -169,7 +165,7 @@ class ProgramCopier:
             self.values[node] = copy_node(self.graph, node, {})
             self.working.inputs.append(self.values[node])
 
-    def _copy_node(self, item: Item, position: int) -> None:
+    def _copy_node(self, item: Item) -> None:
         node, frame, values = item.node, self.trace.tree.frame_of[item], self.values
         if node.op == "get_attr":
             values[node] = self._read_attribute(node, item.scope, frame)
@@ -179,12 +175,10 @@ class ProgramCopier:
             return
         if unpacks_region(node):
             return
-        through_state = self.trace.mutations.through_state
         reads_state = False
         env: dict[Node, Any] = {}
         for source in node.all_input_nodes:
-            target = through_state.get((position, source), source) if through_state else source
-            value = env[source] = values[target]
+            value = env[source] = values[source]
             if type(value) is not Node:
                 env[source] = self.resolve(value, frame)
                 reads_state = True
