@@ -36,7 +36,7 @@ A_NIGHT = 2000
 SECONDS = 180
 _WAITS = 30
 WAYS = (
-    *("preserving", "preserving saved", "preserving strict", "plain", "strict", "functional"),
+    *("preserving", "preserving saved", "plain", "strict", "functional"),
     *("strict decomposed", "flat", "lowerdeck"),
 )
 """Ways to the programs whose modules are changed; the last is decomposed by ours."""

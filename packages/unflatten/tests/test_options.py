@@ -19,7 +19,6 @@ from unflatten_zoo.models import layers  # type: ignore[import-not-found]
 
 from lowerdeck.unflatten import (
     InterpreterModule,
-    UnflattenError,
     UnsupportedProgramError,
     export_preserving,
     unflatten,
@@ -75,24 +74,6 @@ def test_children_get_their_eager_types(name: str, with_eager: bool) -> None:
     for subject in (copy.deepcopy(made), pickle.loads(pickle.dumps(made)), made):
         compare_calls(case, subject)
         repr(subject)
-
-
-def test_a_factory_replaces_children() -> None:
-    eager, names = pair(), []
-
-    def factory(name: str, module: nn.Module) -> nn.Module:
-        names.append(name)
-        return nn.Tanh() if name == "1" else module
-
-    module = unflatten(export_preserving(eager, (X,)), module_factory=factory)
-    torch.testing.assert_close(module(X), eager[0](X).tanh())
-    assert sorted(names) == ["0", "1"]
-
-
-def test_a_factory_replaces_no_marked_module() -> None:
-    program = BY_NAME["texts"].program("preserving")
-    with pytest.raises(UnflattenError, match="kinds"):
-        unflatten(program, module_factory=lambda *_: nn.Tanh())
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_non_strict_export_does_not_record_a_shared_module_without_state() -> No
         assert module.first is not module.second
 
 
-@pytest.mark.parametrize("way", ["preserving", "preserving strict", "preserving saved"])
+@pytest.mark.parametrize("way", ["preserving", "preserving saved"])
 def test_our_programs_record_which_modules_are_one(way: str) -> None:
     made: Any = BY_NAME["stateless twice"].unflattened(way)
     inner = made.get_submodule("1")

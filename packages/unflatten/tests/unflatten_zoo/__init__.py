@@ -55,11 +55,11 @@ def ways(*names: str) -> list[tuple[Case, str]]:
         names: The ways; none takes those of ``WAYS``, and two of ``MORE_WAYS`` for our own models.
             Their number has no factor in common with 4, since CI takes each fourth case.
     """
-    more = [(MORE_WAYS[number % 4], MORE_WAYS[(number + 1) % 4]) for number in range(4)]
+    more = [(MORE_WAYS[number], MORE_WAYS[(number + 1) % 3]) for number in range(3)]
     return [
         (case, way)
         for number, case in enumerate(CASES)
-        for way in names or (*WAYS, *(more[number % 4] if case in OWN_CASES else ()))
+        for way in names or (*WAYS, *(more[number % 3] if case in OWN_CASES else ()))
         if not case.lacks(way)
     ]
 

@@ -13,15 +13,9 @@ from torch.export.graph_signature import ExportGraphSignature
 from lowerdeck.torch_base import collector_held, repair_program
 from lowerdeck.unflatten._torch_private import is_decomposed, remove_effect_tokens
 from lowerdeck.unflatten.body import Body
-from lowerdeck.unflatten.build import (
-    ModuleBuilder,
-    ModuleFactory,
-    install_state,
-    replace_children,
-)
+from lowerdeck.unflatten.build import ModuleBuilder, install_state
 from lowerdeck.unflatten.build import restore_types as restore_eager_types
 from lowerdeck.unflatten.call_signature import CallSignature, FlatArgsAdapter, argument_variables
-from lowerdeck.unflatten.codegen.names import OWN_NAMES
 from lowerdeck.unflatten.contract import RecordedCall, root_guards
 from lowerdeck.unflatten.cut.cutting import cut, delay_sizes
 from lowerdeck.unflatten.cut.graphs import GraphBuilder
@@ -37,7 +31,7 @@ from lowerdeck.unflatten.cut.signatures import (
 from lowerdeck.unflatten.cut.sizes import localize_sizes
 from lowerdeck.unflatten.cut.working_graph import ProgramCopier, WorkingGraph, attribute_modules
 from lowerdeck.unflatten.errors import UnsupportedProgramError
-from lowerdeck.unflatten.module import UnflattenedModule, class_with, shadow_own_names
+from lowerdeck.unflatten.module import UnflattenedModule, class_with
 from lowerdeck.unflatten.trace import Trace, trace_program
 from lowerdeck.unflatten.trace.mutations import Mutations
 
@@ -51,7 +45,6 @@ def unflatten(
     inplace: bool = True,
     preserve: Literal["all"] | None = None,
     restore_types: bool | torch.nn.Module = False,
-    module_factory: ModuleFactory | None = None,
 ) -> UnflattenedModule:
     """Return a module equivalent to the program, with the eager module's hierarchy.
 
@@ -66,7 +59,6 @@ def unflatten(
             order of first use, so that they can be called alone and replaced.
         restore_types: Make each child an instance of its eager class too, if that class is loaded;
             given the eager module, also copy plain attributes of its children.
-        module_factory: Called with each child's name and module; returns the child's replacement.
 
     Returns:
         The root module, called like the eager one.
@@ -108,8 +100,6 @@ def unflatten(
     if restore_types:
         eager = restore_types if isinstance(restore_types, torch.nn.Module) else None
         restore_eager_types(modules, eager)
-    if module_factory is not None:
-        replace_children(root, module_factory)
     return root
 
 
@@ -129,10 +119,6 @@ def _build(
     root = _root(trace, graphs, builder, adapter)
     modules = builder.build(root)
     install_state(modules, trace.state, trace.paths)
-    names = {name.rpartition(".")[2] for name in (*trace.paths.order, *trace.state.entries)}
-    if not names.isdisjoint(OWN_NAMES):
-        for module in modules.values():
-            shadow_own_names(module)
     trace.tree.release()
     return root, modules
 

@@ -44,7 +44,6 @@ class Body:
         is_part: Part of a call that was split because other modules interrupt it.
         is_moved: True after a move to another floating-point dtype.
         guards: Size guards of the program, on the root module.
-        shadowed: Names of our attributes that the model uses for a child or state.
         eager_type: Restored eager class of the module.
         view: Cached ``torch.fx.GraphModule`` of the graph.
     """
@@ -62,7 +61,6 @@ class Body:
     is_part: bool = False
     is_moved: bool = False
     guards: RootGuards | None = None
-    shadowed: tuple[str, ...] = ()
     eager_type: type[torch.nn.Module] | None = None
     view: Any = None
 
@@ -176,7 +174,7 @@ class Body:
             name: getattr(self, name)
             for name in (
                 *("signature", "type_name", "calls", "sites", "others", "refusal", "is_part"),
-                *("is_moved", "guards", "shadowed", "eager_type"),
+                *("is_moved", "guards", "eager_type"),
             )
         }
         return _restore_body, (self.name, graph, attributes, options)

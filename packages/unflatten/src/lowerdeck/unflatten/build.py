@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -34,7 +34,7 @@ from lowerdeck.unflatten.module import (
     give_eager_type,
 )
 from lowerdeck.unflatten.specializations import Site
-from lowerdeck.unflatten.swaps import Container, Refusing, check_replacement, restored_class
+from lowerdeck.unflatten.swaps import Container, Refusing, restored_class
 from lowerdeck.unflatten.trace.calls import Frame
 from lowerdeck.unflatten.trace.names import ModulePaths
 from lowerdeck.unflatten.trace.program import ProgramState, StateKind
@@ -245,10 +245,7 @@ def install_state(
                 module.__dict__[last] = value
 
 
-# Eager classes, and modules of a factory.
-
-ModuleFactory: TypeAlias = Callable[[str, torch.nn.Module], torch.nn.Module]
-"""Maps the name and module of a generated child to its replacement."""
+# Eager classes.
 
 
 def restore_types(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | None) -> None:
@@ -275,24 +272,6 @@ def restore_types(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module
             _copy_attributes(model, module)
         elif cls.__module__.startswith("torch.nn."):
             _add_missing(cls, module)
-
-
-def replace_children(root: torch.nn.Module, factory: ModuleFactory) -> None:
-    """Replace each child by the result of ``factory``, in postorder.
-
-    Raises:
-        UnflattenError: The program has no call or no signature of a replaced child.
-    """
-    replaced: dict[int, torch.nn.Module] = {}
-    for name, child in reversed(list(root.named_modules(remove_duplicate=False))):
-        if not name:
-            continue
-        if id(child) not in replaced:
-            replaced[id(child)] = factory(name, child)
-        parent, _, last = name.rpartition(".")
-        outer = root.get_submodule(parent)
-        check_replacement(outer, last, replaced[id(child)])
-        children_of(outer)[last] = replaced[id(child)]
 
 
 def _child(eager: torch.nn.Module | None, name: str) -> torch.nn.Module | None:

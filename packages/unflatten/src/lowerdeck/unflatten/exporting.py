@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram, export
 from torch.fx import Node
 
-from lowerdeck.torch_base import HigherOrderOperator, MemoryUse, graphs_of, pytree, writes_in_place
+from lowerdeck.torch_base import HigherOrderOperator, MemoryUse, graphs_of, writes_in_place
 from lowerdeck.unflatten.errors import UnsupportedProgramError
 from lowerdeck.unflatten.metadata import (
     INNER,
@@ -21,7 +21,7 @@ from lowerdeck.unflatten.metadata import (
     UNREAD,
     is_pass_through,
 )
-from lowerdeck.unflatten.recording import Recorder, mark_pass_through, note_inner_leaves
+from lowerdeck.unflatten.recording import Recorder, note_inner_leaves
 from lowerdeck.unflatten.swaps import refusal_of
 
 _TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set")
@@ -49,7 +49,7 @@ def export_preserving(
 
     Raises:
         UnsupportedProgramError: ``model`` is not a module, or the options have
-            ``preserve_module_call_signature``.
+            ``preserve_module_call_signature`` or ``strict=True``.
 
     Example:
         >>> import torch
@@ -69,6 +69,11 @@ def export_preserving(
             "found preserve_module_call_signature among the options; export_preserving records "
             "the signature of every module: remove the option, or call torch.export.export."
         )
+    if options.get("strict"):
+        raise UnsupportedProgramError(
+            "found strict=True; export_preserving records calls in a non-strict export: remove "
+            "the option, or call torch.export.export."
+        )
     # All names of shared modules: export records each call under the name used.
     modules = {
         path: module
@@ -78,18 +83,12 @@ def export_preserving(
     # torch interprets a graph module without calling its modules.
     recorder = Recorder({} if isinstance(model, torch.fx.GraphModule) else modules)
 
-    def run(paths: Sequence[str] = (), **more: Any) -> ExportedProgram:
-        settings = {"dynamic_shapes": dynamic_shapes, **options, **more}
+    def run() -> ExportedProgram:
         keywords = dict(kwargs) if kwargs is not None else None
-        with _state_restored(model), _marking(modules, paths):
-            return export(
-                model, args, keywords, preserve_module_call_signature=tuple(paths), **settings
-            )
+        with _state_restored(model):
+            return export(model, args, keywords, dynamic_shapes=dynamic_shapes, **options)
 
-    if options.get("strict"):
-        program = _export_strict(run, modules, recorder)
-    else:
-        program = recorder.record(run)
+    program = recorder.record(run)
     _drop_aliases(program)
     note_inner_leaves(program)
     if recorder.refusals:
@@ -97,33 +96,6 @@ def export_preserving(
     if numbers := _numbers_of_tied(model):
         _store_note(program, MODULE_NUMBERS, numbers)
     return program
-
-
-def _export_strict(
-    run: Callable[..., ExportedProgram],
-    modules: Mapping[str, torch.nn.Module],
-    recorder: Recorder,
-) -> ExportedProgram:
-    """Return a strict export with all signatures that torch can record.
-
-    Args:
-        run: Exports with the signatures of the named modules.
-        modules: All modules, by name.
-        recorder: Detects unrecordable modules, in a non-strict export.
-    """
-    # torch's error does not name the module. If non-strict export fails, all modules are tried.
-    with suppress(Exception):
-        recorder.record(lambda: run(strict=False))
-    # Strict export records arguments before a module's own pre-hooks run.
-    hooked = [path for path, module in modules.items() if vars(module)["_forward_pre_hooks"]]
-    recorder.refuse(hooked, "has forward pre-hooks, which strict export does not record")
-    recordable = [path for path in modules if path not in recorder.refusals]
-    try:
-        return run(recordable)
-    except Exception as error:
-        reason = f"has a signature that makes torch.export fail ({type(error).__name__})"
-        recorder.refuse(recordable, reason)
-        return run()
 
 
 @contextmanager
@@ -150,24 +122,6 @@ def _state_restored(model: torch.nn.Module) -> Iterator[None]:
 
 def _tensors_in(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-
-
-@contextmanager
-def _marking(modules: Mapping[str, torch.nn.Module], paths: Sequence[str]) -> Iterator[None]:
-    """Mark results that are arguments, in a strict export, which traces the hooks."""
-    with ExitStack() as stack:
-        for path in paths:
-            hook = modules[path].register_forward_hook(_marking_hook(path), with_kwargs=True)
-            stack.callback(hook.remove)
-        yield
-
-
-def _marking_hook(path: str) -> Callable[..., Any]:
-    # Without a module, after which export would name the hook.
-    def after(_: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-        return mark_pass_through(path, pytree.tree_leaves((args, kwargs)), result)
-
-    return after
 
 
 def _numbers_of_tied(model: torch.nn.Module) -> dict[str, int]:

@@ -22,7 +22,6 @@ from lowerdeck.unflatten._torch_private import (
 )
 from lowerdeck.unflatten.body import Body
 from lowerdeck.unflatten.call_signature import FlatArgsAdapter, is_name, one_line
-from lowerdeck.unflatten.codegen.names import OWN_NAMES, lookup
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS
 from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.metadata import CHECKS, FUNCTIONS, PRIVATE, UNCHANGED
@@ -329,20 +328,6 @@ def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) 
     module.__class__ = class_with(_plain_class(cls), body, getattr(cls, FUNCTIONS))
 
 
-def shadow_own_names(module: torch.nn.Module) -> None:
-    """Let children and state shadow attributes of ours with the same name."""
-    if not isinstance(module, GeneratedModule):
-        return
-    names: set[str] = set()
-    for table in (children_of(module), parameters_of(module), buffers_of(module)):
-        names.update(name for name in OWN_NAMES.intersection(table) if name[:2] != "__")
-    if names:
-        body: Body = module.__dict__[PRIVATE]
-        body.shadowed = tuple(sorted(names))
-        cls = type(module)
-        module.__class__ = class_with(_plain_class(cls), body, getattr(cls, FUNCTIONS))
-
-
 def class_with(base: type, body: Body, functions: Sequence[Function]) -> type:
     """Return a subclass of ``base`` with one function for each specialization."""
     namespace: dict[str, Any] = {
@@ -352,15 +337,10 @@ def class_with(base: type, body: Body, functions: Sequence[Function]) -> type:
         FUNCTIONS: tuple(functions),
         _MARK: True,
     }
-    namespace.update((name, _shadow(name)) for name in body.shadowed)
     eager_type = body.eager_type
     if eager_type is None or issubclass(base, eager_type):
         return type(base.__name__, (base,), namespace)
     return type(eager_type.__name__, (base, eager_type), namespace)
-
-
-def _shadow(name: str) -> property:
-    return property(lambda module: lookup(module, name))
 
 
 class InterpreterModuleDispatcher(InterpreterModule):

@@ -8,7 +8,7 @@ of each value and write the signatures into the finished program.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,7 +169,7 @@ class _Hooks:
         if self.structure not in (None, (call.in_spec, call.out_spec)):
             self.recorder.refuse(self.names, "is called with arguments of several structures")
         self.structure = (call.in_spec, call.out_spec)
-        marked = mark_pass_through(call.path, call.arguments, result)
+        marked = _mark_pass_through(call.path, call.arguments, result)
         for container in (result, marked) if _is_mutable(call.out_spec) else ():
             entry = (self.names, container, pytree.tree_flatten(container))
             self.recorder.containers.append(entry)
@@ -236,7 +236,7 @@ def note_inner_leaves(program: ExportedProgram) -> None:
                 node.meta["custom"] = {**custom, LEAVES: notes[custom[INNER]]}
 
 
-def mark_pass_through(path: str, arguments: list[Any], result: Any) -> Any:
+def _mark_pass_through(path: str, arguments: list[Any], result: Any) -> Any:
     """Return the result with pass-through tensors replaced by aliases; None if there are none.
 
     Without an alias, an argument and an identical result share one node, and a module that only
@@ -253,10 +253,8 @@ def mark_pass_through(path: str, arguments: list[Any], result: Any) -> Any:
 
 
 def _alias(leaf: torch.Tensor, path: str) -> Any:
-    # Non-strict export keeps node annotations only on request.
-    is_strict = torch.compiler.is_dynamo_compiling()
-    keeping = nullcontext() if is_strict else traceback.preserve_node_meta()
-    with keeping, traceback.annotate({PASS_THROUGH: path}):
+    # Export keeps node annotations only on request.
+    with traceback.preserve_node_meta(), traceback.annotate({PASS_THROUGH: path}):
         return torch.ops.aten.alias.default(leaf)
 
 

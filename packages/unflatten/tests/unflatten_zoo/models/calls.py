@@ -299,14 +299,14 @@ CASES = (
         KeepsValues,
         X,
         marked=("makes", "reads"),
-        without="threads, strict, preserving strict, strict decomposed, hooks, wrapping",
+        without="threads, strict, strict decomposed, hooks, wrapping",
     ),
     Case(
         "hands out",
         HandsOut,
         X,
         marked=("layers.0", "layers.1"),
-        without="threads, strict, preserving strict, strict decomposed, changes",
+        without="threads, strict, strict decomposed, changes",
     ),
     # Hooks that are added later see what the caller gives, not what the own hooks make of it.
     Case("own hooks", OwnHooks, X, without="hooks"),
@@ -317,7 +317,7 @@ CASES = (
         "vmapped",
         Vmapped,
         randn(3, 4),
-        without="strict, preserving strict, decomposed, alone, hooks, gradients, copies",
+        without="strict, decomposed, alone, hooks, gradients, copies",
     ),
 )
 """The cases of this module."""

@@ -46,8 +46,8 @@ OWN_NAMES = frozenset(
         "__getitem__",
     }
 )
-"""Attributes of our modules that ``torch.nn.Module`` lacks; a model's child or state of that name
-shadows them. Special methods such as ``__copy__`` are not shadowed.
+"""Attributes of our modules that ``torch.nn.Module`` lacks. Attribute access does not reach a
+model's child or state of that name.
 """
 
 RESERVED_NAMES: frozenset[str] = (

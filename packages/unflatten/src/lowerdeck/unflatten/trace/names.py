@@ -132,31 +132,12 @@ class ModulePaths:
 
 
 def module_names(program: ExportedProgram) -> Iterator[str]:
-    """Yield all module names, skipping entries for repeated preserved calls."""
+    """Yield all module names, skipping entries for repeated calls, such as ``layer@1``."""
     names = {entry.fqn for entry in program.module_call_graph}
-    is_lowered = any(map(is_delegate, program.graph_module.children()))
     for entry in program.module_call_graph:
         base, at, number = entry.fqn.rpartition("@")
-        # A module's own name may be "n@1".
-        may_be_call = at and number.isdecimal() and base in names
-        # Lowering removes signatures, including those of repeated calls.
-        is_call = entry.signature is not None or (
-            is_lowered and not _is_module(program, entry.fqn)
-        )
-        if not (may_be_call and is_call):
+        if not (at and number.isdecimal() and base in names):
             yield entry.fqn
-
-
-def _is_module(program: ExportedProgram, name: str) -> bool:
-    stacks = (node.meta.get("nn_module_stack") or {} for node in program.graph.nodes)
-    return any(key.startswith(name + ".") for key in program.state_dict) or any(
-        path == name for stack in stacks for path, _ in stack.values()
-    )
-
-
-def is_delegate(module: object) -> bool:
-    """Return whether a module is a lowered delegate."""
-    return hasattr(module, "backend_id") and hasattr(module, "original_module")
 
 
 _SAVED = (StateKind.PARAMETER, StateKind.BUFFER)
