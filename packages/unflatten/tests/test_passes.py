@@ -13,7 +13,7 @@ from torch.export import ExportedProgram, export
 from unflatten_zoo import Case  # type: ignore[import-not-found]
 from unflatten_zoo.judges import replace  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import export_preserving, unflatten
+from lowerdeck.unflatten import UnflattenError, export_preserving, unflatten
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -192,13 +192,17 @@ def test_calls_whose_nodes_alternate_stay_one_call_each() -> None:
     assert sorted(calls) == ["a", "b"]
 
 
-def test_calls_whose_nodes_depend_on_each_other_are_split() -> None:
+def test_calls_whose_nodes_depend_on_each_other_are_inlined() -> None:
     eager, program, linears, relus = halves()
     relus[0].prepend(linears[1])
     # Each module's second node now reads the other's first.
     relus[0].args, relus[1].args = (linears[1],), (linears[0],)
     expected = torch.relu(eager.b[0](X)) + torch.relu(eager.a[0](X))
-    torch.testing.assert_close(unflatten(program)(X), expected)
+    module = unflatten(program)
+    torch.testing.assert_close(module(X), expected)
+    for path in ("a", "b"):
+        with pytest.raises(UnflattenError, match="interrupted"):
+            module.set_submodule(path, nn.ReLU())
 
 
 class Outer(nn.Module):

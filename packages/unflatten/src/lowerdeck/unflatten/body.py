@@ -41,7 +41,6 @@ class Body:
         sites: Call sites of each child, in all specializations.
         others: Other specializations of the module.
         refusal: Why the module cannot be replaced or hooked, or "".
-        is_part: Part of a call that was split because other modules interrupt it.
         is_moved: True after a move to another floating-point dtype.
         guards: Size guards of the program, on the root module.
         eager_type: Restored eager class of the module.
@@ -58,7 +57,6 @@ class Body:
     sites: dict[str, Site] = field(default_factory=dict)
     others: Sequence[Body] = ()
     refusal: str = ""
-    is_part: bool = False
     is_moved: bool = False
     guards: RootGuards | None = None
     eager_type: type[torch.nn.Module] | None = None
@@ -173,7 +171,7 @@ class Body:
         options = {
             name: getattr(self, name)
             for name in (
-                *("signature", "type_name", "calls", "sites", "others", "refusal", "is_part"),
+                *("signature", "type_name", "calls", "sites", "others", "refusal"),
                 *("is_moved", "guards", "eager_type"),
             )
         }

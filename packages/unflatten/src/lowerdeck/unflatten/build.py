@@ -39,14 +39,12 @@ from lowerdeck.unflatten.trace.calls import Frame
 from lowerdeck.unflatten.trace.names import ModulePaths
 from lowerdeck.unflatten.trace.program import ProgramState, StateKind
 
-IN_PARTS = "is split into several parts by other modules whose results it reads"
-
 
 @dataclass(slots=True)
 class _Specializations:
     """The distinct calls of one module."""
 
-    by_key: dict[object, int] = field(default_factory=dict)
+    by_key: dict[int, int] = field(default_factory=dict)
     bodies: list[Body] = field(default_factory=list)
     sites: dict[str, Site] = field(default_factory=dict)
 
@@ -106,9 +104,7 @@ class ModuleBuilder:
             source_number = self._source_numbers.setdefault(source.key, len(self._source_numbers))
             written = self._sources[structure] = source, source_number
         source, source_number = written
-        # Parts of split calls are never shared, even if equal.
-        key = (source_number, len(module.bodies) if frame.part else None)
-        number = self._numbers[frame] = module.by_key.setdefault(key, len(module.bodies))
+        number = self._numbers[frame] = module.by_key.setdefault(source_number, len(module.bodies))
         inputs = call.inputs if call is not None else graphs.plan.inputs(graphs.regions[frame])
         outputs = call.outputs if call is not None else ()
         recorded = RecordedCall(inputs, outputs, frame.path)
@@ -116,9 +112,7 @@ class ModuleBuilder:
         self.add_sites(frame, module.sites)
         if number == len(module.bodies):
             refusal = self._refusals.get(name, "")
-            if frame.part:
-                refusal = IN_PARTS
-            elif signature is None and not refusal:
+            if signature is None and not refusal:
                 refusal = self.no_signature
             module.bodies.append(
                 Body(
@@ -131,7 +125,6 @@ class ModuleBuilder:
                     [recorded],
                     module.sites,
                     refusal=refusal,
-                    is_part=bool(frame.part),
                 )
             )
         else:
@@ -171,7 +164,7 @@ class ModuleBuilder:
     def _module(self, name: str) -> torch.nn.Module:
         module = self._modules.get(name)
         if module is None:
-            return Container(name)
+            return Container(name, self._refusals.get(name, ""))
         first = module.bodies[0]
         first.others = tuple(module.bodies[1:])
         kind = InterpreterModuleDispatcher if first.is_dispatched else InterpreterModule

@@ -20,6 +20,9 @@ PRIVATE = "_lowerdeck"
 NAME = "_lowerdeck_name"
 """The canonical name of a module without code."""
 
+REFUSAL = "_lowerdeck_refusal"
+"""Why a module without code cannot be replaced or hooked."""
+
 UNCHANGED = "_lowerdeck_unchanged"
 """The caller's name of a child; removed when it is hooked, wrapped or moved, which enables its
 checks.

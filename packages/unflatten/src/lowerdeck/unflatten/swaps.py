@@ -14,7 +14,7 @@ from lowerdeck.unflatten._torch_private import Movable, children_of, parameters_
 from lowerdeck.unflatten.call_signature import one_line
 from lowerdeck.unflatten.cut.signatures import NO_CALL
 from lowerdeck.unflatten.errors import UnflattenError
-from lowerdeck.unflatten.metadata import NAME, PRIVATE, UNCHANGED, full_name
+from lowerdeck.unflatten.metadata import NAME, PRIVATE, REFUSAL, UNCHANGED, full_name
 
 _EXCHANGES = (
     "exchanges {} values with other modules besides its arguments and its result, so it can be "
@@ -70,11 +70,11 @@ def _row(path: str, module: torch.nn.Module) -> Swap:
         reason = refusal or "is not called itself; only its children are"
         return Swap(path, not refusal and is_called, False, reason, called=False)
     exchanged, count = _exchanged(body), len(body.specializations)
-    is_alone = not exchanged and count == 1 and not body.is_part
+    is_alone = not exchanged and count == 1
     reasons = [refusal] if refusal else []
-    if exchanged and not body.is_part:
+    if exchanged:
         reasons.append(_EXCHANGES.format(exchanged))
-    if count > 1 and not body.is_part:
+    if count > 1:
         reasons.append(_SEVERAL.format(count))
     is_free = not refusal and not _exchanged(body, needed=True)
     return Swap(path, is_free, is_alone, "; ".join(reasons))
@@ -96,8 +96,8 @@ def refusal_of(module: torch.nn.Module) -> str:
     body = module.__dict__.get(PRIVATE)
     if body is not None:
         return next((part.refusal for part in body.specializations if part.refusal), "")
-    if not isinstance(module, Refusing):
-        return ""
+    if not isinstance(module, Refusing) or REFUSAL in module.__dict__:
+        return str(module.__dict__.get(REFUSAL, ""))
     inside = [(name, inner) for name, inner in module.named_modules() if inner is not module]
     if not any(
         PRIVATE in inner.__dict__ or not isinstance(inner, Refusing) for _, inner in inside
@@ -211,9 +211,11 @@ class Container(Refusing):
     children, or over parameters if it has no children.
     """
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name: str = "", refusal: str = "") -> None:
         super().__init__()
         self.__dict__[NAME] = name
+        if refusal:
+            self.__dict__[REFUSAL] = refusal
 
     def __getitem__(self, key: int | str | slice) -> Any:
         if isinstance(key, slice):

@@ -1,4 +1,4 @@
-"""Cut the working graph into calls; split calls that other calls interrupt.
+"""Cut the working graph into calls; inline calls that other calls interrupt.
 
 State writes and mode switches have no data dependencies; the cut gets explicit ordering edges for
 them.
@@ -7,7 +7,6 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -24,15 +23,17 @@ from lowerdeck.unflatten.trace.calls import Frame
 SWITCHES = frozenset({ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE})
 """Functions that enter or exit a mode."""
 
+INTERRUPTED = "is interrupted by other modules whose results it reads, so the call is inlined"
+
 
 def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
     """Return the outlining plan of the graph and the region of each call.
 
     Nodes of a call may be interleaved with others. They are moved together if dependencies allow;
-    otherwise the call is split.
+    otherwise the call is inlined in its caller.
 
     Args:
-        working: The working graph; its tree is changed where calls are split.
+        working: The working graph; its tree is changed where calls are inlined.
 
     Raises:
         UnsupportedProgramError: The graph has a dependency cycle.
@@ -52,7 +53,7 @@ def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
             inner = {frame_of[node] for node in error.path if node in frame_of}
             stuck = {outer for frame in inner for outer in frame.around()}
             edges = [*order, *pairwise(error.path)]
-            if not _absorb(working, stuck, position, edges) and not _split_all(
+            if not _absorb(working, stuck, position, edges) and not _inline_interrupted(
                 working, stuck, position
             ):
                 raise UnsupportedProgramError(
@@ -143,62 +144,43 @@ def _reachable(start: Iterable[Node], following: Callable[[Node], Iterable[Node]
     return reached
 
 
-def _split_all(
+def _inline_interrupted(
     working: WorkingGraph, frames: Iterable[Frame], position: Mapping[Node, int]
 ) -> bool:
-    """Split the interrupted calls of ``frames``; return whether there were any."""
-    has_split = False
-    # Outer calls first: splitting a call replaces the calls in it.
+    """Inline the calls of ``frames`` that other calls interrupt; return whether there were any."""
+    has_inlined = False
+    # Outer calls first: the calls in an inlined one may not be interrupted in its caller.
     for frame in sorted(frames, key=lambda frame: frame.depth):
         if frame.parent is None or frame not in frame.parent.children:
             continue
-        pieces = _pieces(frame, frame.parent, position)
-        if len(pieces) < 2:
-            continue
-        has_split = True
-        siblings = frame.parent.children
-        index = siblings.index(frame)
-        siblings[index : index + 1] = [
-            _part(working, frame, frame.parent, number, piece)
-            for number, piece in enumerate(pieces, start=1)
-        ]
-        siblings.sort(key=lambda child: min(map(position.__getitem__, child.all_nodes())))
-    return has_split
+        inside = set(frame.all_nodes())
+        places = [position[node] for node in inside]
+        others = (position[node] for node in frame.parent.all_nodes() if node not in inside)
+        if any(min(places) < place < max(places) for place in others):
+            _inline(working, frame, frame.parent, position)
+            has_inlined = True
+    return has_inlined
 
 
-def _pieces(frame: Frame, parent: Frame, position: Mapping[Node, int]) -> list[set[Node]]:
-    """Return the node runs of ``frame`` between interruptions by its parent's other nodes."""
-    inside = set(frame.all_nodes())
-    pieces: list[set[Node]] = []
-    is_running = False
-    for node in sorted(parent.all_nodes(), key=position.__getitem__):
-        if node not in inside:
-            is_running = False
-        elif is_running:
-            pieces[-1].add(node)
-        else:
-            pieces.append({node})
-            is_running = True
-    return pieces
-
-
-def _part(
-    working: WorkingGraph, frame: Frame, parent: Frame, number: int, nodes: set[Node]
-) -> Frame:
-    """Return the part of ``frame`` with ``nodes``; parts have no signature."""
-    part = replace(frame, parent=parent, depth=parent.depth + 1, part=number)
-    part.children = []
-    part.nodes = [node for node in frame.nodes if node in nodes]
+def _inline(
+    working: WorkingGraph, frame: Frame, parent: Frame, position: Mapping[Node, int]
+) -> None:
+    """Move the nodes and calls of ``frame`` to its caller."""
+    for node in frame.nodes:
+        if node in working.reads:
+            node.target = f"{frame.accessor}.{node.target}"
+    parent.nodes = sorted((*parent.nodes, *frame.nodes), key=position.__getitem__)
     for child in frame.children:
-        inner = nodes.intersection(child.all_nodes())
-        if inner:
-            part.children.append(_part(working, child, part, number, inner))
-    if len(nodes) == len(frame.all_nodes()):
-        part.part = 0
-        call = working.preserved.pop(frame, None)
-        if call is not None:
-            working.preserved[part] = call
-    return part
+        child.parent = parent
+    siblings = [child for child in parent.children if child is not frame]
+    siblings += frame.children
+    parent.children = sorted(
+        siblings, key=lambda child: min(map(position.__getitem__, child.all_nodes()))
+    )
+    for inner in parent.below():
+        inner.depth = inner.parent.depth + 1 if inner.parent is not None else 0
+    working.preserved.pop(frame, None)
+    working.refusals[frame.path] = INTERRUPTED
 
 
 # Ordering without data dependencies.

@@ -106,7 +106,7 @@ def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, A
     inner = trace.notes[LEAVES]
     for frame in working.tree.frames()[1:]:
         name = frame.recorded if frame.recorded in recorded else frame.path
-        if frame.parent is None or frame.part or name not in recorded:
+        if frame.parent is None or name not in recorded:
             continue
         own = recorded.get(frame.call_name)
         signature = own or recorded[name]

@@ -32,7 +32,6 @@ class Frame:
         depth: Number of enclosing frames.
         type_name: Qualified name of the eager module's type, or None.
         recorded: The program's name of the call, if it differs.
-        part: Part number of a split call, else 0.
         nodes: Nodes directly in the call, in order.
         children: Calls made by this one, in order.
     """
@@ -43,7 +42,6 @@ class Frame:
     depth: int
     type_name: str | None = None
     recorded: str = ""
-    part: int = 0
     nodes: list[Node] = field(default_factory=list)
     children: list[Frame] = field(default_factory=list)
 
@@ -83,21 +81,18 @@ class Frame:
         """Return the nodes of this call and all calls below it."""
         if not self.children:
             return list(self.nodes)
-        nodes: list[Node] = []
-        queue = [self]
-        for frame in queue:
-            nodes += frame.nodes
-            queue += frame.children
-        return nodes
+        return [node for frame in self.below() for node in frame.nodes]
+
+    def below(self) -> list[Frame]:
+        """Return this frame and all calls below it, parents before their children."""
+        frames = [self]
+        for frame in frames:
+            frames += frame.children
+        return frames
 
     def first_node(self) -> Node | None:
         """Return the first node of this call or of a call below it."""
-        firsts = [self.nodes[0]] if self.nodes else []
-        queue = list(self.children)
-        for frame in queue:
-            queue += frame.children
-            firsts += frame.nodes[:1]
-        return min(firsts, default=None)
+        return min((node for frame in self.below() for node in frame.nodes[:1]), default=None)
 
 
 @dataclass(slots=True)
@@ -118,10 +113,7 @@ class CallTree:
 
     def frames(self) -> list[Frame]:
         """Return every frame, parents before their children."""
-        frames = [self.root]
-        for frame in frames:
-            frames.extend(frame.children)
-        return frames
+        return self.root.below()
 
     def node_frames(self) -> dict[Node, Frame]:
         """Return the frame of each node in ``Frame.nodes``."""
