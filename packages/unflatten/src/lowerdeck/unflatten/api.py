@@ -178,15 +178,15 @@ def _signature(
             "with torch.export.export."
         )
     known = getattr(signature, "forward_arg_names", None)
-    names, others = argument_variables(signature.in_spec, known)
+    names, is_valid = argument_variables(signature.in_spec, known)
+    adapts = adapter is not None or not is_valid
     return CallSignature(
         signature.in_spec,
         signature.out_spec,
         names,
-        others,
-        adapts=adapter is not None,
+        adapts=adapts,
         updates=() if mutations.inplace else tuple(_updates(working, mutations)),
-        variadic=variadic_name(working.tree.root.type_name, names) if adapter is None else "",
+        variadic="" if adapts else variadic_name(working.tree.root.type_name, names),
     )
 
 

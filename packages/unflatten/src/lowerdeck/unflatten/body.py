@@ -15,7 +15,7 @@ from torch.fx.node import map_aggregate
 
 from lowerdeck.torch_base import HigherOrderOperator, OpOverload, overload_name, pytree
 from lowerdeck.unflatten._torch_private import packet_name
-from lowerdeck.unflatten.call_signature import CallSignature
+from lowerdeck.unflatten.call_signature import PENDING, CallSignature
 from lowerdeck.unflatten.codegen.functions import deferred_function
 from lowerdeck.unflatten.codegen.names import readable
 from lowerdeck.unflatten.codegen.source import Source, write_source
@@ -148,7 +148,7 @@ class Body:
             if signature is None:
                 labels = [f"value {number}" for number in range(len(leaves))]
             else:
-                adapter = module.__dict__[ADAPTER] if signature.adapts else None
+                adapter = module.__dict__.get(ADAPTER)
                 labels = adapter.get_flat_arg_paths() if adapter is not None else []
                 if len(labels) != len(leaves):
                     labels = signature.leaf_labels(leaves)
@@ -156,7 +156,9 @@ class Body:
         if self.guards is not None and not torch.compiler.is_exporting():
             self.guards.check(leaves)
         if signature is not None and signature.adapts:
-            args, kwargs = pytree.tree_unflatten(leaves, signature.in_spec)
+            extras = {PENDING: kwargs[PENDING]} if PENDING in kwargs else {}
+            args, own = pytree.tree_unflatten(leaves, signature.in_spec)
+            kwargs = {**own, **extras}
         return args, kwargs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Body:

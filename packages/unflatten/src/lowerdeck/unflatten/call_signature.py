@@ -6,9 +6,10 @@ import inspect
 import keyword
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
@@ -20,9 +21,6 @@ from lowerdeck.unflatten.metadata import ADAPTER
 
 PENDING = "_call"
 """Parameter of generated functions for the caller's ``PendingCall``."""
-
-_OTHERS = "_others"
-"""Parameter for arguments whose keywords are not valid Python names."""
 
 NameObject = Callable[[object], str]
 """Returns the global name of an object in generated code."""
@@ -79,8 +77,7 @@ class CallSignature:
         in_spec: Structure of ``(args, kwargs)``.
         out_spec: Structure of the result.
         names: Variables of positional arguments, then of keyword arguments.
-        others: Keyword and variable of each argument whose keyword is not an identifier.
-        adapts: Accept any structure and convert it with the module's adapter.
+        adapts: Take ``*args`` and ``**kwargs``, and convert them with the module's adapter if any.
         carried: Number of extra inputs besides the arguments.
         carries: Number of extra outputs besides the result.
         needs: Number of extra inputs that an eager module could not compute from its arguments.
@@ -93,7 +90,6 @@ class CallSignature:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     names: tuple[str, ...] = ()
-    others: tuple[tuple[str, str], ...] = ()
     adapts: bool = False
     carried: int = 0
     carries: int = 0
@@ -110,17 +106,15 @@ class CallSignature:
     @property
     def parameter_names(self) -> tuple[str, ...]:
         """The parameters of the function, in order."""
-        return ("args", "kwargs") if self.adapts else (*self.names, PENDING, _OTHERS)
+        return (*(("args", "kwargs") if self.adapts else self.names), PENDING)
 
     @property
     def parameters(self) -> str:
         """Source of the parameter list after ``self``."""
         if self.adapts:
-            return ", *args, **kwargs"
-        special = {variable for _, variable in self.others}
-        named = "".join(f", {name}" for name in self.names if name not in special)
-        extras = f", *, {PENDING}" if self.has_extras else ""
-        return named + extras + (f", **{_OTHERS}" if self.others else "")
+            return f", *args{f', {PENDING}' if self.has_extras else ''}, **kwargs"
+        named = "".join(f", {name}" for name in self.names)
+        return named + (f", *, {PENDING}" if self.has_extras else "")
 
     @property
     def parts(self) -> list[pytree.TreeSpec]:
@@ -140,7 +134,7 @@ class CallSignature:
     def leaf_parameters(self) -> Iterator[str | None]:
         """Yield each leaf's parameter, or None if the leaf is only part of one."""
         if self.adapts:
-            yield from (None for _ in range(self.in_spec.num_leaves))
+            yield from (None for _ in range(self.in_spec.num_leaves + self.carried))
             return
         for name, spec in zip(self.names, self.parts, strict=True):
             yield from (name,) if spec.is_leaf() else (None for _ in range(spec.num_leaves))
@@ -171,32 +165,23 @@ class CallSignature:
             InputStructureError: The pytree structure differs from the recorded one.
         """
         if self.adapts:
-            return adapt_arguments(module, tuple(args), kwargs, self.in_spec)
-        special = {variable: key for key, variable in self.others}
-        positional = iter(args)
-        if self.others:
-            take_others(kwargs, [key for key, _ in self.others])
+            own = {name: value for name, value in kwargs.items() if name != PENDING}
+            return adapt_arguments(module, tuple(args), own, self.in_spec)
         leaves: list[Any] = []
-        for name, spec, label in zip(self.names, self.parts, self.labels(), strict=True):
-            value = kwargs[special[name]] if name in special else next(positional)
+        for value, spec, label in zip(args, self.parts, self.labels(), strict=True):
             leaves += [value] if spec.is_leaf() else flatten_like(value, spec, label)
         return leaves
 
     def flatten_lines(self, leaves: Sequence[str], object_name: NameObject) -> Iterator[str]:
         """Yield lines that flatten the parameters into the variables ``leaves``."""
+        feed = iter(leaves)
         if self.adapts:
-            targets = "".join(f"{leaf}, " for leaf in leaves)
+            targets = "".join(f"{leaf}, " for leaf in islice(feed, self.in_spec.num_leaves))
             function = object_name(adapt_arguments)
             text = f"{function}(self, args, kwargs, {object_name(self.in_spec)})"
-            yield f"{targets}= {text}" if leaves else text
-            return
-        if self.others:
-            variables = "".join(f"{variable}, " for _, variable in self.others)
-            keys = tuple(key for key, _ in self.others)
-            yield f"{variables}= {object_name(take_others)}({_OTHERS}, {keys!r})"
-        feed = iter(leaves)
+            yield f"{targets}= {text}" if targets else text
         for name, spec, label in zip(self.names, self.parts, self.labels(), strict=True):
-            yield from _unpack_lines(name, spec, label, feed, object_name)
+            yield from () if self.adapts else _unpack_lines(name, spec, label, feed, object_name)
         if targets := "".join(f"{leaf}, " for leaf in feed):
             yield f"{targets}= {PENDING}.extra_inputs"
 
@@ -213,14 +198,14 @@ def flat_signature(inputs: int, outputs: int) -> CallSignature:
     """Return a signature of flat values."""
     in_spec = pytree.tree_structure((tuple([0] * inputs), {}))
     out_spec = pytree.tree_structure(0 if outputs == 1 else tuple([0] * outputs))
-    names, others = argument_variables(in_spec, None)
-    return CallSignature(in_spec, out_spec, names, others, is_flat=True)
+    names, _ = argument_variables(in_spec, None)
+    return CallSignature(in_spec, out_spec, names, is_flat=True)
 
 
 def argument_variables(
     in_spec: pytree.TreeSpec, known: Sequence[str] | None
-) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Return the parameter names, and the arguments whose keywords are not identifiers.
+) -> tuple[tuple[str, ...], bool]:
+    """Return the parameter names, and whether all keywords are valid ones.
 
     Args:
         in_spec: Structure of ``(args, kwargs)``.
@@ -240,12 +225,11 @@ def argument_variables(
         or not all(map(_is_parameter, names))
     ):
         names = [_unused(f"arg_{index}", taken) for index in range(args.num_children)]
-    pairs = zip(keywords, variables, strict=True)
-    return (*names, *variables), tuple((key, name) for key, name in pairs if key != name)
+    return (*names, *variables), keywords == variables
 
 
 def _is_parameter(name: object) -> bool:
-    return is_name(name) and name not in {"self", PENDING, _OTHERS}
+    return is_name(name) and name not in {"self", PENDING}
 
 
 def _unused(name: str, taken: set[str]) -> str:
@@ -300,7 +284,7 @@ def adapt_arguments(
     if structure == expected:
         return leaves
     # Attribute access would find model state of this name.
-    adapter: FlatArgsAdapter | None = module.__dict__[ADAPTER]
+    adapter: FlatArgsAdapter | None = module.__dict__.get(ADAPTER)
     if adapter is None:
         raise InputStructureError(
             f"The structure of the arguments differs from the exported one: found "
@@ -320,20 +304,6 @@ def adapt_arguments(
             f"{expected.num_leaves}, one for each value of {describe_spec(expected)}."
         )
     return leaves
-
-
-def take_others(arguments: Mapping[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
-    """Return the arguments of ``keys``, in that order.
-
-    Raises:
-        InputStructureError: A keyword is missing or unexpected.
-    """
-    if not isinstance(arguments, Proxy) and arguments.keys() != frozenset(keys):
-        raise InputStructureError(
-            f"expected the keyword arguments {list(keys)} besides those with Python names; found "
-            f"{list(arguments)}. Pass them as **{{{keys[0]!r}: value}}."
-        )
-    return tuple(arguments[key] for key in keys)
 
 
 def flatten_like(value: Any, spec: pytree.TreeSpec, path: str) -> list[Any]:

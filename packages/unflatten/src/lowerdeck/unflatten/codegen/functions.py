@@ -100,7 +100,8 @@ def deferred_function(parameters: str, write: Callable[[], _Source]) -> Function
 @lru_cache(4096)
 def _first_code(parameters: str) -> CodeType:
     """Return the initial code object of a function with these parameters, which compiles it."""
-    arguments = parameters.removesuffix(", /").replace(f"*, {PENDING}", f"{PENDING}={PENDING}")
+    arguments = parameters.removesuffix(", /").replace(f" *, {PENDING}", f" {PENDING}")
+    arguments = arguments.replace(f", {PENDING}", f", {PENDING}={PENDING}")
     call = f"{_COMPILE}(); return {_FUNCTION}(self{arguments})"
     scope: dict[str, Any] = {}
     exec(compile(f"def forward(self{parameters}): {call}", "<first call>", "exec"), scope)

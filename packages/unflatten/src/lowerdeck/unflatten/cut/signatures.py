@@ -145,8 +145,8 @@ def _structure(frame: Frame, signature: Any) -> CallSignature:
     """Return the call signature, with eager's parameter names if its class is loaded."""
     count = signature.in_spec.child(0).num_children
     known = getattr(signature, "forward_arg_names", None) or _eager_names(frame.type_name, count)
-    names, others = argument_variables(signature.in_spec, known)
-    return CallSignature(signature.in_spec, signature.out_spec, names, others)
+    names, is_valid = argument_variables(signature.in_spec, known)
+    return CallSignature(signature.in_spec, signature.out_spec, names, adapts=not is_valid)
 
 
 def _eager_names(type_name: str | None, count: int) -> list[str]:
