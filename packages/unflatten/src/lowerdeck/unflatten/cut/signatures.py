@@ -111,20 +111,16 @@ def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, A
         own = recorded.get(frame.call_name)
         signature = own or recorded[name]
         counts = (signature.in_spec.num_leaves, signature.out_spec.num_leaves)
-        marks = copier.marked.get(frame, {})
-        leaves = inner.get(frame.call_name)
+        leaves = inner.get(frame.call_name, [(), ()])
         if own is not None and (len(own.inputs), len(own.outputs)) == counts:
             leaves = [_values(own.inputs), _values(own.outputs)]
-        if leaves:
-            inputs = tuple([leaf_of(value, frame.parent) for value in leaves[0]])
-            outputs = tuple([leaf_of(value, frame) for value in leaves[1]])
-        else:
-            # torch keeps tracepoints inside mode regions.
-            inputs = marks.get("module_call_inputs", ())
-            outputs = marks.get("module_call_outputs", ())
-        if (len(inputs), len(outputs)) != counts:
-            working.refusals.setdefault(frame.path, NO_CALL)
+        if tuple(map(len, leaves)) != counts:
+            # torch's own option records no leaves of a call inside a mode region.
+            reason = NO_CALL if own is None else NO_SIGNATURE
+            working.refusals.setdefault(frame.path, reason)
             continue
+        inputs = tuple([leaf_of(value, frame.parent) for value in leaves[0]])
+        outputs = tuple([leaf_of(value, frame) for value in leaves[1]])
         if any(
             isinstance(leaf, Node) and leaf not in inputs and not is_inside(leaf, frame)
             for leaf in outputs

@@ -103,7 +103,6 @@ class ProgramCopier:
         refusals = dict(trace.tree.refusals)
         self.working: WorkingGraph = WorkingGraph(self.graph, trace.tree, refusals=refusals)
         self.values: dict[Node, Any] = {}
-        self.marked: dict[Frame, dict[str, tuple[Any, ...]]] = {}
         self._reads: dict[tuple[Frame, str], Node] = {}
         self._clones: dict[Node, Node] = {}
         self._opened: list[Node] = []
@@ -171,7 +170,9 @@ class ProgramCopier:
             values[node] = self._read_attribute(node, item.scope, frame)
             return
         if node.target is TRACEPOINT:
-            self._pass_mark(node, frame)
+            for user in node.users:
+                leaf = node.args[user.args[1]]  # type: ignore[index]
+                values[user] = values[leaf] if isinstance(leaf, Node) else leaf
             return
         if unpacks_region(node):
             return
@@ -192,20 +193,6 @@ class ProgramCopier:
             # An in-place write updates the state itself; later calls read it by attribute.
             first = values.get(node.args[0]) if isinstance(node.args[0], Node) else None
             values[node] = first if isinstance(first, StateRead) else copied
-
-    def _pass_mark(self, node: Node, frame: Frame) -> None:
-        """Record the leaves that a tracepoint marks, and forward its users to them."""
-        kind = str(node.kwargs["kind"])
-        path = self.trace.paths.eager(str(node.kwargs["path"]))
-        leaves = [self.values[arg] if isinstance(arg, Node) else arg for arg in node.args]
-        for user in node.users:
-            self.values[user] = leaves[user.args[1]]  # type: ignore[index]
-        called = self.trace.tree.marked.get(node)
-        if called is not None and called.path == path:
-            reader = frame if kind == "module_call_inputs" else called
-            self.marked.setdefault(called, {})[kind] = tuple(
-                [self.resolve(leaf, reader) for leaf in leaves]
-            )
 
     def _enter(self, item: Item) -> None:
         if item.inner is None:

@@ -102,13 +102,11 @@ class CallTree:
     Attributes:
         root: The call of the outermost module.
         frame_of: The innermost call of each item.
-        marked: The call of each tracepoint left in the graph.
         refusals: Modules with calls that cannot be replaced, with the reason.
     """
 
     root: Frame
     frame_of: dict[Item, Frame]
-    marked: dict[Node, Frame] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
 
     def frames(self) -> list[Frame]:
@@ -124,7 +122,6 @@ class CallTree:
         for scope in {item.scope for item in self.frame_of}:
             scope.items.clear()
         self.frame_of.clear()
-        self.marked.clear()
 
 
 def build_call_tree(items: Sequence[Item], paths: ModulePaths) -> CallTree:
@@ -139,7 +136,6 @@ def build_call_tree(items: Sequence[Item], paths: ModulePaths) -> CallTree:
     builder = _Builder(paths, CallTree(root, {}))
     tree = builder.tree
     without_stack: list[Item] = []
-    marked: dict[Node, tuple[Step, ...]] = {}
     for item in items:
         steps = module_stack(item.node, paths)
         if steps is None:
@@ -147,12 +143,8 @@ def build_call_tree(items: Sequence[Item], paths: ModulePaths) -> CallTree:
             continue
         if item.node.target is TRACEPOINT:
             # It runs in the caller and the caller's mode.
-            marked[item.node] = steps
             steps = steps[:-1]
         tree.frame_of[item] = builder.enter(steps)
-    tree.marked.update(
-        (node, builder.frames[steps]) for node, steps in marked.items() if steps in builder.frames
-    )
     _adopt(tree, without_stack, items)
     _close_transforms(tree, items)
     return tree
