@@ -96,22 +96,6 @@ def test_sizes_in_classes_are_checked() -> None:
             module(*of_sizes(*sizes))
 
 
-class Joins(nn.Module):
-    def forward(self, scale: float, *parts: Tensor, more: Tensor) -> Any:
-        return torch.cat([*parts, more]) * scale
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_variadic_arguments_are_exported_again_by_their_name(strict: bool) -> None:
-    one, other, more = (Dim(name, min=2, max=9) for name in "abc")
-    shapes = {"scale": None, "parts": ({0: one}, {0: other}), "more": {0: more}}
-    args: Any = ((2.0, torch.ones(3, 4), torch.ones(4, 4)), {"more": torch.ones(5, 4)})
-    made = unflatten(export(Joins(), *args, dynamic_shapes=shapes))
-    program = export(made, *args, dynamic_shapes=shapes, strict=strict)
-    for subject in (program.module(), unflatten(program)):
-        assert subject(2.0, X, torch.ones(6, 4), more=X).shape == (10, 4)
-
-
 class Branches(nn.Module):
     """Follows one side of a comparison of sizes, which the program has alone."""
 

@@ -26,7 +26,6 @@ from lowerdeck.unflatten.cut.signatures import (
     preserve_flat_calls,
     program_signature,
     read_arguments_directly,
-    variadic_name,
 )
 from lowerdeck.unflatten.cut.sizes import localize_sizes
 from lowerdeck.unflatten.cut.working_graph import ProgramCopier, WorkingGraph, attribute_modules
@@ -179,14 +178,12 @@ def _signature(
         )
     known = getattr(signature, "forward_arg_names", None)
     names, is_valid = argument_variables(signature.in_spec, known)
-    adapts = adapter is not None or not is_valid
     return CallSignature(
         signature.in_spec,
         signature.out_spec,
         names,
-        adapts=adapts,
+        adapts=adapter is not None or not is_valid,
         updates=() if mutations.inplace else tuple(_updates(working, mutations)),
-        variadic="" if adapts else variadic_name(working.tree.root.type_name, names),
     )
 
 

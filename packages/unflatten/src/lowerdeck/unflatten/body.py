@@ -105,13 +105,9 @@ class Body:
         if signature is not None and self.source is None:
             # Copies of this body share the function and its code.
             self.source = cache(self.write)
-            function: Any = deferred_function(signature.parameters, self.source)
-        else:
-            source = self.latest()
-            function = deferred_function(source.parameters, lambda: source)
-        if signature is not None and signature.variadic:
-            function.__signature__ = signature.python_signature()
-        return function  # type: ignore[no-any-return]
+            return deferred_function(signature.parameters, self.source)
+        source = self.latest()
+        return deferred_function(source.parameters, lambda: source)
 
     def compile(self) -> list[Function]:
         """Regenerate and return the functions of all specializations."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import keyword
 import unicodedata
 from abc import ABC, abstractmethod
@@ -84,7 +83,6 @@ class CallSignature:
         updates: Targets of the leading outputs, written after the graph has run: an attribute path
             of state, or None and the index of an argument leaf.
         is_flat: No recorded signature: values are passed in order of use.
-        variadic: Name of eager's ``*args`` if it takes the last positional arguments.
     """
 
     in_spec: pytree.TreeSpec
@@ -96,7 +94,6 @@ class CallSignature:
     needs: int = 0
     updates: tuple[tuple[str | None, int], ...] = ()
     is_flat: bool = False
-    variadic: str = ""
 
     @property
     def has_extras(self) -> bool:
@@ -120,16 +117,6 @@ class CallSignature:
     def parts(self) -> list[pytree.TreeSpec]:
         """The pytree structure of each argument."""
         return [spec for part in self.in_spec.children() for spec in part.children()]
-
-    def python_signature(self) -> inspect.Signature:
-        """Return the signature with eager's ``*args``, for export's dynamic shapes."""
-        count = self.in_spec.child(0).num_children
-        kinds = inspect.Parameter
-        single = self.names[: self.names.index(f"{self.variadic}_0")]
-        parameters = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("self", *single)]
-        parameters.append(kinds(self.variadic, kinds.VAR_POSITIONAL))
-        parameters += [kinds(name, kinds.KEYWORD_ONLY) for name in self.names[count:]]
-        return inspect.Signature(parameters)
 
     def leaf_parameters(self) -> Iterator[str | None]:
         """Yield each leaf's parameter, or None if the leaf is only part of one."""

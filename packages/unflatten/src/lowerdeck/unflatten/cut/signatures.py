@@ -146,20 +146,8 @@ def _structure(frame: Frame, signature: Any) -> CallSignature:
 
 
 def _eager_names(type_name: str | None, count: int) -> list[str]:
-    kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    return [name for name, kind in _eager_parameters(type_name) if kind in kinds][:count]
-
-
-def variadic_name(type_name: str | None, names: Sequence[str]) -> str:
-    """Return the name of eager's ``*args`` if ``names`` has its numbered elements, else ""."""
-    kind = inspect.Parameter.VAR_POSITIONAL
-    name = next((name for name, other in _eager_parameters(type_name) if other is kind), "")
-    return name if name and f"{name}_0" in names else ""
-
-
-def _eager_parameters(type_name: str | None) -> Sequence[tuple[str, Any]]:
     cls = loaded_class(type_name)
-    return _parameters(cls.forward) if cls is not None else ()
+    return list(_positional(cls.forward)[:count]) if cls is not None else []
 
 
 def loaded_class(type_name: str | None) -> type[torch.nn.Module] | None:
@@ -171,12 +159,14 @@ def loaded_class(type_name: str | None) -> type[torch.nn.Module] | None:
 
 
 @lru_cache(1024)
-def _parameters(forward: Any) -> Sequence[tuple[str, Any]]:
+def _positional(forward: Any) -> Sequence[str]:
+    """Return the names of a function's positional parameters after the first."""
     try:
         parameters = list(inspect.signature(forward).parameters.values())[1:]
     except (TypeError, ValueError):
         return ()
-    return [(parameter.name, parameter.kind) for parameter in parameters]
+    kinds = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    return [parameter.name for parameter in parameters if parameter.kind in kinds]
 
 
 def _refuse_missing_calls(
