@@ -111,6 +111,11 @@ def test_other_options_are_refused(options: Any, message: str) -> None:
         unflatten(export(nn.ReLU(), (X,)), **options)
 
 
+def test_a_strict_export_is_refused() -> None:
+    with pytest.raises(UnsupportedProgramError, match="found strict=True"):
+        export_preserving(pair(), (X,), strict=True)
+
+
 @pytest.mark.parametrize("wrong", [nn.ReLU(), None])
 def test_no_program_is_refused(wrong: Any) -> None:
     with pytest.raises(
