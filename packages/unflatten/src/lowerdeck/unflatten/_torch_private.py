@@ -46,7 +46,6 @@ __all__ = [
     "packet_name",
     "parameters_of",
     "remove_effect_tokens",
-    "share_children_and_state",
     "size_conditions",
     "size_guards",
     "unsaved_buffers_of",
@@ -127,12 +126,6 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
 def unsaved_buffers_of(module: torch.nn.Module) -> set[str]:
     """Return the names of non-persistent buffers."""
     return module._non_persistent_buffers_set
-
-
-def share_children_and_state(module: torch.nn.Module, owner: torch.nn.Module) -> None:
-    """Make ``module`` share the child, parameter and buffer dicts of ``owner``."""
-    for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
-        module.__dict__[name] = owner.__dict__[name]
 
 
 def call_being_traced() -> tuple[str, str]:

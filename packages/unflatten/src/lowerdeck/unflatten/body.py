@@ -44,7 +44,6 @@ class Body:
         is_moved: True after a move to another floating-point dtype.
         guards: Size guards of the program, on the root module.
         eager_type: Restored eager class of the module.
-        view: Cached ``torch.fx.GraphModule`` of the graph.
     """
 
     name: str
@@ -60,7 +59,6 @@ class Body:
     is_moved: bool = False
     guards: RootGuards | None = None
     eager_type: type[torch.nn.Module] | None = None
-    view: Any = None
 
     @property
     def specializations(self) -> tuple[Body, ...]:
@@ -161,7 +159,7 @@ class Body:
         """Return a body with its own graphs."""
         others = [copy.deepcopy(other, memo) for other in self.others]
         built = copy.deepcopy(self.built, memo) if isinstance(self.built, Graph) else self.built
-        return replace(self, built=built, others=others, view=None)
+        return replace(self, built=built, others=others)
 
     def __reduce__(self) -> tuple[Any, ...]:
         graph = record_graph(self.built if isinstance(self.built, Graph) else self.built())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from textwrap import indent
 from typing import Any, Self
 
@@ -18,12 +18,10 @@ from lowerdeck.unflatten._torch_private import (
     children_of,
     module_state,
     parameters_of,
-    share_children_and_state,
 )
 from lowerdeck.unflatten.body import Body
 from lowerdeck.unflatten.call_signature import FlatArgsAdapter, is_name, one_line
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS
-from lowerdeck.unflatten.errors import UnflattenError
 from lowerdeck.unflatten.metadata import CHECKS, FUNCTIONS, PRIVATE, UNCHANGED
 from lowerdeck.unflatten.specializations import RUN, Function, PendingCall, dispatcher
 from lowerdeck.unflatten.swaps import Container, Refusing, SwapTable, child_at, swap_table
@@ -31,6 +29,9 @@ from lowerdeck.unflatten.swaps import Container, Refusing, SwapTable, child_at, 
 _MARK = "_lowerdeck_generated_class"
 _SHARED = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
 """Immutable descriptions of the program, shared by copies."""
+
+_READS = frozenset({"call_module", "get_attr"})
+"""Kinds of nodes that read attributes."""
 
 
 class GeneratedModule(Refusing):
@@ -77,28 +78,14 @@ class GeneratedModule(Refusing):
 
     @property
     def graph_module(self) -> GraphModule:
-        """The graph as a ``torch.fx.GraphModule`` with this module's children and state.
+        """A new ``torch.fx.GraphModule`` of the graph, with this module's children and state.
 
-        It takes and returns flat values. Its ``recompile`` regenerates this module's code, as with
-        ``torch.export.unflatten``.
-
-        Raises:
-            UnflattenError: torch.fx cannot generate code, because a child is called with a keyword
-                that is not an identifier.
+        It takes and returns flat values.
         """
         body: Body = self.__dict__[PRIVATE]
-        if body.view is None:
-            try:
-                body.view = GraphView(self, body.graph, body.attributes)
-            except SyntaxError as error:
-                raise UnflattenError(
-                    f"torch.fx cannot generate code for the graph of a {body.type_name}: "
-                    f"{error}. A "
-                    "child may be called with a keyword that is not a Python name, such as 'a-b'. "
-                    "`code` shows what runs, and `graph` is the graph."
-                ) from error
-        view: GraphModule = body.view
-        return view
+        names = {str(node.target) for node in body.graph.nodes if node.op in _READS}
+        values = {name: attrgetter(name)(self) for name in names - body.attributes.keys()}
+        return GraphModule({**values, **body.attributes}, body.graph)
 
     @property
     def code(self) -> str:
@@ -120,7 +107,6 @@ class GeneratedModule(Refusing):
     def recompile(self) -> None:
         """Regenerate ``forward`` after the graph was edited."""
         body: Body = self.__dict__[PRIVATE]
-        body.view = None
         self.__class__ = class_with(_plain_class(type(self)), body, body.compile())
 
     def finalize(self) -> None:
@@ -252,50 +238,6 @@ def _plain_class(cls: type) -> type:
     return cls
 
 
-class GraphView(GraphModule):
-    """Flat-value ``torch.fx.GraphModule`` of a module; shares its children and state."""
-
-    def __init__(
-        self,
-        owner: torch.nn.Module,
-        graph: Graph,
-        attributes: Mapping[str, torch.nn.Module],
-    ) -> None:
-        """Create a view.
-
-        Args:
-            owner: The module; not kept alive.
-            attributes: Subgraphs of higher-order operators such as ``cond``.
-        """
-        super().__init__({}, Graph(), class_name="GraphModule")
-        share_children_and_state(self, owner)
-        names = {str(node.target) for node in graph.find_nodes(op="get_attr")}
-        self.__dict__.update(
-            (name, owner.__dict__[name]) for name in names & owner.__dict__.keys()
-        )
-        self.__dict__.update(attributes)
-        self.graph = graph
-        self.__dict__["_owner"] = weakref.ref(owner)
-
-    def recompile(self) -> Any:
-        """Regenerate the code here and in the module after the graph was edited."""
-        code = super().recompile()
-        owner = self.__dict__["_owner"]() if "_owner" in self.__dict__ else None
-        if isinstance(owner, GeneratedModule):
-            GeneratedModule.recompile(owner)
-            owner.__dict__[PRIVATE].view = self
-        return code
-
-    def _plain(self) -> GraphModule:
-        return GraphModule(self, self.graph)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
-        return copy.deepcopy(self._plain(), memo)
-
-    def __reduce__(self) -> Any:
-        return self._plain().__reduce__()
-
-
 def print_readable(module: torch.nn.Module, print_output: bool) -> str:
     """Return the code of ``module`` and all modules below it, as classes.
 
@@ -372,7 +314,7 @@ class InterpreterModuleDispatcher(InterpreterModule):
 def _module_of(
     module: InterpreterModuleDispatcher, body: Body, function: Any
 ) -> InterpreterModule:
-    own = replace(body, others=[], view=None)
+    own = replace(body, others=[])
     view: InterpreterModule = class_with(InterpreterModule, own, [function])(own)
     for name, value in module.__dict__.items():
         if name != PRIVATE:
