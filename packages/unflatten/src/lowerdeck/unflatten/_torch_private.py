@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -14,15 +12,13 @@ import torch
 from torch._export.passes._node_metadata_hook import _EMPTY_NN_MODULE_STACK_KEY
 from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
-from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 from torch.export._unlift import _convert_guards_code_to_fn, _get_input_guards_for_graph
 from torch.export.exported_program import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.nn.modules.module import _has_any_global_hook
 
-from lowerdeck.torch_base import pytree, with_parts
+from lowerdeck.torch_base import pytree
 
 __all__ = [
     "AUTOCAST_REGION",
@@ -45,7 +41,6 @@ __all__ = [
     "node_of",
     "packet_name",
     "parameters_of",
-    "remove_effect_tokens",
     "size_conditions",
     "size_guards",
     "unsaved_buffers_of",
@@ -148,31 +143,6 @@ def node_of(value: torch.Tensor) -> Node | None:
     mode: Any = get_proxy_mode()
     slot: Any = get_proxy_slot(value, mode.tracer, None)
     return None if slot is None else slot.proxy.node
-
-
-def remove_effect_tokens(program: ExportedProgram) -> ExportedProgram:
-    """Return ``program`` without effect tokens.
-
-    torch's pass works in place, so a program with tokens is copied; state, constants and delegates
-    are shared.
-    """
-    signature = program.graph_signature
-    if not signature.input_tokens and not signature.output_tokens:
-        return program
-    shared = {
-        id(module): module
-        for module in program.graph_module.modules()
-        if not isinstance(module, GraphModule)
-    }
-    own_signature = ExportGraphSignature(
-        [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.input_specs],
-        [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.output_specs],
-    )
-    own_module = copy.deepcopy(program.graph_module, shared)
-    without_tokens: ExportedProgram = _remove_effect_tokens(
-        with_parts(program, graph_module=own_module, graph_signature=own_signature)
-    )
-    return without_tokens
 
 
 def size_guards(placeholders: Sequence[Node], ranges: Any, names: Sequence[str]) -> list[str]:

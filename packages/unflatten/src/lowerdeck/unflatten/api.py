@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 
 from lowerdeck.torch_base import collector_held, repair_program
-from lowerdeck.unflatten._torch_private import is_decomposed, remove_effect_tokens
+from lowerdeck.unflatten._torch_private import is_decomposed
 from lowerdeck.unflatten.body import Body
 from lowerdeck.unflatten.build import ModuleBuilder, install_state
 from lowerdeck.unflatten.build import restore_types as restore_eager_types
@@ -83,6 +83,11 @@ def unflatten(
             "expected a program without a backward signature; found a joint forward-backward "
             "graph. Export the forward pass alone."
         )
+    if module.graph_signature.input_tokens:
+        raise UnsupportedProgramError(
+            "found effect tokens, which run_decompositions() adds for operators with effects: "
+            "unflatten the program before it."
+        )
     if preserve not in (None, "all"):
         raise UnsupportedProgramError(
             f"expected preserve='all' or None; found {preserve!r}. To record the signatures of "
@@ -94,7 +99,7 @@ def unflatten(
             f"{restore_types!r}."
         )
     with collector_held():
-        program = repair_program(remove_effect_tokens(module))
+        program = repair_program(module)
         root, modules = _build(program, flat_args_adapter, inplace, preserve == "all")
     if restore_types:
         eager = restore_types if isinstance(restore_types, torch.nn.Module) else None
