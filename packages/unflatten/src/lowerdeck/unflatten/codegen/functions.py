@@ -6,7 +6,7 @@ import builtins
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, reduce
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from types import CodeType, FunctionType, TracebackType
@@ -16,11 +16,8 @@ import torch
 
 from lowerdeck.torch_base import SourceFrame
 from lowerdeck.unflatten import contract, specializations
-from lowerdeck.unflatten._torch_private import children_of
 from lowerdeck.unflatten.call_signature import PENDING, one_line
-from lowerdeck.unflatten.codegen.names import inner_child, readable, split_call_target
-from lowerdeck.unflatten.errors import UnflattenError
-from lowerdeck.unflatten.metadata import PRIVATE, full_name
+from lowerdeck.unflatten.codegen.names import readable
 
 FILE_PREFIX = "<lowerdeck.unflatten "
 """Prefix of the file names of generated source."""
@@ -33,7 +30,7 @@ _COMPILE, _FUNCTION = "_lowerdeck_compile", "_lowerdeck_function"
 
 _HANDLER = f"""
     except Exception:
-        {NAME_SOURCE}(self)
+        {NAME_SOURCE}()
         raise
 """
 
@@ -108,20 +105,14 @@ def _first_code(parameters: str) -> CodeType:
     return scope["forward"].__code__  # type: ignore[no-any-return]
 
 
-def name_source(module: torch.nn.Module) -> None:
+def name_source() -> None:
     """Add the model's line to the message of the current exception, in place.
 
     An error whose message is not text or already names a line is unchanged.
-
-    Args:
-        module: Module whose generated code raised.
     """
     error = None if torch.compiler.is_compiling() else sys.exception()
     if error is None or len(error.args) != 1:
         return
-    *_, (file, _) = _steps(error.__traceback__)
-    if file.startswith(FILE_PREFIX) or file in _OURS:
-        _raise_for_child(module, error)
     message = getattr(error, _MESSAGE, error.args[0])
     if not isinstance(message, str):
         return
@@ -135,22 +126,6 @@ def name_source(module: torch.nn.Module) -> None:
     suffix = f", called by {around[-1]}" if around and source.startswith(TORCH_FOLDER) else ""
     error.__dict__[_MESSAGE] = message
     error.args = (f"{message}\n(in {readable(code)!r}, which is {source}{suffix})",)
-
-
-def _raise_for_child(module: torch.nn.Module, error: BaseException) -> None:
-    """Raise an error if the cause is a child that was deleted or set to None."""
-    is_none = type(error) is AttributeError and error.obj is None and error.name == "__dict__"
-    if not is_none and type(error) is not KeyError:
-        return
-    bodies = module.__dict__[PRIVATE].specializations
-    calls = [node for body in bodies for node in body.graph.find_nodes(op="call_module")]
-    for path, _ in [split_call_target(str(node.target)) for node in calls]:
-        first, *parts = path.split(".")
-        child = children_of(module).get(first)
-        if child is None or reduce(inner_child, parts, child) is None:
-            change = "set to None" if is_none else "deleted"
-            text = f"the child {full_name(module, path)!r} was {change}. Assign a module to it."
-            raise UnflattenError(text) from error
 
 
 @lru_cache(4096)
