@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch.export import ExportedProgram, ModuleCallEntry
@@ -23,7 +24,6 @@ from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgr
 from lowerdeck.decompose.in_place import replace_in_place_calls
 from lowerdeck.decompose.inner_tensors import subclass_reader, unwrap_subclass_parameters
 from lowerdeck.decompose.keeping import Keep
-from lowerdeck.decompose.module_calls import named_nodes, renamed_entries
 from lowerdeck.decompose.recording import eliminate_dead_code
 from lowerdeck.decompose.regions import Regions
 from lowerdeck.decompose.results import Explanation, Parts
@@ -155,12 +155,11 @@ def _decompose(
 ) -> Any:
     """Return a decomposed program or its parts, if necessary by ``run_decompositions``."""
     program, memory = _prepare(exported_program)
-    entries = () if as_parts else program.module_call_graph
 
     def call_by_call() -> Parts | ExportedProgram:
         templates = _templates(program, rules, cache)
-        parts, nodes = _trace(program, memory, templates, entries=entries, only_writes=only_writes)
-        return parts if as_parts else assemble(program, parts, renamed_entries(entries, nodes))
+        parts = _trace(program, memory, templates, only_writes=only_writes)
+        return parts if as_parts else assemble(program, parts, _without_signatures(program))
 
     with collector_held():
         result = _attempt(call_by_call)
@@ -247,15 +246,13 @@ def _trace(
     memory: MemoryUse | None,
     templates: Templates,
     *,
-    entries: Sequence[ModuleCallEntry] = (),
     only_writes: bool = False,
-) -> tuple[Parts, Mapping[str, Node]]:
-    """Return the decomposed parts, and new nodes of module signatures by name.
+) -> Parts:
+    """Return the decomposed parts.
 
     Args:
         program: With one name per mutated tensor.
         memory: Memory use; None if the program does not mutate.
-        entries: Preserved module calls, whose values are kept.
         only_writes: Whether calls on unwritten memory are copied regardless of the rules.
 
     Raises:
@@ -282,16 +279,24 @@ def _trace(
         env = dict(placeholders)
         outputs = walk.run(graph_module, env)
         signature = add_output(program, walk, placeholders, outputs)
-        # After the outputs, which may regenerate values named in signatures.
-        named = named_nodes(entries, env)
-        eliminate_dead_code(graph, frozenset(named.values()))
+        eliminate_dead_code(graph)
         new_module = LazyGraphModule(regions.root, graph)
         # Assertions are inserted last, as torch does, because node names depend on it.
         if walk.writer.is_dynamic:
             insert_assertions(new_module, walk.writer.fixed.values())
             signature = renamed_outputs(signature, graph)
         new_module.meta.update(graph_module.meta)
-        return Parts(new_module, signature, program.state_dict, program.constants), named
+        return Parts(new_module, signature, program.state_dict, program.constants)
+
+
+def _without_signatures(program: ExportedProgram) -> list[ModuleCallEntry]:
+    """Return the module calls without values of the graph, which is a new one."""
+    return [
+        ModuleCallEntry(entry.fqn, None)
+        if entry.fqn or entry.signature is None
+        else ModuleCallEntry("", replace(entry.signature, inputs=[], outputs=[]))
+        for entry in program.module_call_graph
+    ]
 
 
 def _check(program: ExportedProgram, memory: MemoryUse | None) -> None:
