@@ -1,35 +1,27 @@
 """Module names of a program, and detection of shared modules.
 
 Non-strict export keeps every name of parameters and buffers, but not which modules are shared.
-Strict export keys each called module by its identity, but keeps one name of a non-persistent
-buffer, the last, and the first name of each called module. Both keep one name of a plain tensor.
+Strict export keys each called module by its identity. Both keep one name of a plain tensor, which
+modules of other names then read there.
 
 ``ModulePaths`` has the names; ``find_shared_modules`` applies these repairs in order:
 
 - ``_read_calls``: strict, ``self.b = self.a``: calls of one identity are of one module.
 - ``_merge_equal_state``: ``a`` and ``b`` of one type, all their tensors the same: one module.
-- ``_merge_foreign_callers``: strict, ``b`` calls ``a.fc``, and ``a`` looks like ``b``: one module.
-- ``_find_lost_names``: ``b`` reads ``a.scale``, and both are called: ``b.scale`` is a lost name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
 
 from torch.export import ExportedProgram
-from torch.fx import Node
 
 from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACER_ROOT
 from lowerdeck.unflatten.trace.program import (
     Item,
     ProgramState,
-    Role,
-    StateEntry,
     StateKind,
-    region_arguments,
 )
 
 
@@ -159,14 +151,13 @@ class _Calls:
 def find_shared_modules(
     paths: ModulePaths, items: Sequence[Item], state: ProgramState, numbers: Mapping[str, int]
 ) -> None:
-    """Merge the names of shared modules in ``paths``, and add missing names to ``state``.
+    """Merge the names of shared modules in ``paths``.
 
     Strict module ids and notes of ``export_preserving`` take precedence. Otherwise modules of one
     type whose state is identical are merged: a program cannot distinguish them from one module
     with two names.
 
     Args:
-        state: The program's state; changed.
         numbers: Recorded ids of modules that share all state.
     """
     calls = _read_calls(paths, items)
@@ -180,11 +171,6 @@ def find_shared_modules(
     if state.has_aliases():
         _merge_equal_state(paths, calls, _state_under(state, kinds), numbers)
         paths.settle()
-    if is_strict:
-        _merge_foreign_callers(paths, items, state, calls)
-    if reads := list(dict.fromkeys(_foreign_reads(paths, items, state))):
-        _find_lost_names(reads, paths, state, calls, kinds)
-    paths.settle()
 
 
 def _merge_equal_state(
@@ -215,38 +201,6 @@ def _merge_equal_state(
         paths.alias(*sorted((other, path), key=position.__getitem__))
         if two is not None:
             identities[other] = two
-
-
-def _merge_foreign_callers(
-    paths: ModulePaths, items: Iterable[Item], state: ProgramState, calls: _Calls
-) -> None:
-    """Merge a caller with the module under whose name its child is called."""
-    seen: set[str] = set()
-    states: dict[str, tuple[object, ...]] | None = None
-    for item in items:
-        stack = item.node.meta.get("nn_module_stack")
-        if not stack or next(reversed(stack)) in seen:
-            continue
-        seen.add(next(reversed(stack)))
-        names = [paths.eager(traced) for traced, _ in stack.values()]
-        for caller, called in pairwise(names):
-            if not caller or paths.under(caller, called) is not None:
-                continue
-            outer, _, last = called.rpartition(".")
-            if not outer or outer in calls.types or f"{caller}.{last}" not in paths:
-                continue
-            states = _state_under(state, _SAVED) if states is None else states
-            if _look_alike(caller, outer, _children(paths), states):
-                paths.alias(caller, outer)
-
-
-def _children(paths: ModulePaths) -> dict[str, list[str]]:
-    """Return the child names of each module."""
-    children: dict[str, list[str]] = {}
-    for path in paths.order:
-        outer, _, last = path.rpartition(".")
-        children.setdefault(outer, []).append(last)
-    return children
 
 
 def _read_calls(paths: ModulePaths, items: Iterable[Item]) -> _Calls:
@@ -284,90 +238,3 @@ def _state_under(
             fact = (entry.name[len(owner) :], entry.kind, entry.identity)
             states.setdefault(owner, []).append(fact)
     return {owner: tuple(facts) for owner, facts in states.items()}
-
-
-def _find_lost_names(
-    reads: Iterable[tuple[str, StateEntry]],
-    paths: ModulePaths,
-    state: ProgramState,
-    calls: _Calls,
-    kinds: Collection[StateKind],
-) -> None:
-    """Restore tensor names that the program dropped in favour of another name.
-
-    A module that reads a tensor of another module of its type owns the tensor too. If that module
-    is never called and has the reader's structure, the two are one module.
-    """
-    types = {paths.canonical(path): name for path, name in calls.types.items()}
-    states = _state_under(state, kinds)
-    children = _children(paths)
-    for reader, entry in reads:
-        owner, _, last = entry.name.rpartition(".")
-        one, two = paths.canonical(reader), paths.canonical(owner)
-        if not owner or one == two or f"{reader}.{last}" in state.entries:
-            continue
-        if two in types:
-            if types[two] == types.get(one):
-                state.add_name(f"{reader}.{last}", entry)
-        elif calls.identities and _look_alike(reader, owner, children, states):
-            paths.alias(*_outermost(reader, owner, children, states, calls))
-
-
-def _foreign_reads(
-    paths: ModulePaths, items: Sequence[Item], state: ProgramState
-) -> Iterator[tuple[str, StateEntry]]:
-    """Yield each module that reads another module's tensor, with that tensor."""
-    wanted = {
-        name: state.entries[target]
-        for name, target in state.targets.items()
-        if target in state.entries
-        and state.entries[target].kind not in _SAVED
-        and not target.rpartition(".")[2].startswith("lifted_")
-    }
-    if not wanted:
-        return
-    operands: dict[Node, Any] = {}
-    for item in items:
-        if item.role is Role.ENTER and item.inner is not None:
-            inner = item.inner.module.graph.find_nodes(op="placeholder")
-            for node, operand in zip(inner, region_arguments(item.node)[2], strict=True):
-                operands[node] = (
-                    operands.get(operand, operand) if isinstance(operand, Node) else None
-                )
-        if item.role is not Role.COMPUTE:
-            continue
-        for source in item.node.all_input_nodes:
-            read = operands.get(source, source)
-            entry = wanted.get(read.name) if isinstance(read, Node) else None
-            stack = item.node.meta.get("nn_module_stack")
-            if entry is None or not stack or read.op != "placeholder":
-                continue
-            reader = paths.eager(next(reversed(stack.values()))[0])
-            if reader and not entry.name.startswith(reader + "."):
-                yield reader, entry
-
-
-def _look_alike(
-    one: str,
-    two: str,
-    children: Mapping[str, Sequence[str]],
-    states: Mapping[str, tuple[object, ...]],
-) -> bool:
-    return children.get(one) == children.get(two) and states.get(one) == states.get(two)
-
-
-def _outermost(
-    one: str,
-    two: str,
-    children: Mapping[str, Sequence[str]],
-    states: Mapping[str, tuple[object, ...]],
-    calls: _Calls,
-) -> tuple[str, str]:
-    """Return the outermost shared modules around two shared modules."""
-    while True:
-        outer, _, last = one.rpartition(".")
-        other, _, other_last = two.rpartition(".")
-        fits = outer and other and outer != other and last == other_last
-        if not fits or other in calls.types or not _look_alike(outer, other, children, states):
-            return one, two
-        one, two = outer, other

@@ -255,11 +255,6 @@ class ProgramState:
         """Return whether any tensor has several names."""
         return any(len(names) > 1 for names in self._names.values())
 
-    def add_name(self, name: str, entry: StateEntry) -> None:
-        """Add another name for the tensor of ``entry``."""
-        self.entries[name] = entry._replace(name=name)
-        self._names.setdefault(entry.identity, [entry.name]).append(name)
-
     def rename(self, placeholder: str, name: str) -> None:
         """Make ``placeholder`` read the state ``name``, and drop its previous target."""
         entry = self.entries.pop(self.targets[placeholder])
