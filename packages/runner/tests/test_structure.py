@@ -106,6 +106,14 @@ def test_nothing_that_a_text_names_is_imported(
     assert forward.signature.names == ["inputs[0]"]
 
 
+def test_a_class_with_a_key_for_each_child_is_read_as_a_dictionary() -> None:
+    structure = node("a_model.Output", '["logits", "states"]', LEAF, tuples(LEAF))
+    signature = Signature("", json.dumps([1, structure]), 0, 2)
+    assert signature.unflatten([0, 1]) == {"logits": 0, "states": (1,)}
+    assert signature.output_names == ["output 0 ['logits']", "output 1 ['states'][0]"]
+    assert Signature("", json.dumps([1, tuples(LEAF)]), 0, 1).output_names == ["output 0"]
+
+
 def deep(depth: int) -> str:
     head = '{"type": "builtins.tuple", "context": "null", "children_spec": ['
     return f"[1, {head * depth}{json.dumps(LEAF)}{']}' * depth}]"

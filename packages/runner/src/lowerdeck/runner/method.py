@@ -68,7 +68,7 @@ class LoadedMethod:
         self.plan = plan
         self._sources = SourceFinder(plan, debug)
         self._poison: Poison | None = None
-        self.signature: Signature = _read_signature(plan)
+        self.signature: Signature = read_signature(plan)
         with torch.inference_mode():
             # Inference tensors skip autograd bookkeeping.
             self._frame = Frame(plan, arenas, source)
@@ -214,7 +214,8 @@ class LoadedMethod:
             self._setters.append(setter)
 
 
-def _read_signature(plan: ExecutionPlan) -> Signature:
+def read_signature(plan: ExecutionPlan) -> Signature:
+    """Return the structure of a method's inputs and outputs."""
     meta = plan.container_meta_type
     return Signature(
         meta.encoded_inp_str if meta is not None else "",

@@ -16,11 +16,11 @@ from lowerdeck.runner.commands.inputs import HELP, make_inputs
 from lowerdeck.runner.errors import ProgramError
 from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
-from lowerdeck.runner.method import LoadedMethod, Memory
+from lowerdeck.runner.method import LoadedMethod, Memory, read_signature
 from lowerdeck.runner.official_runtime import OfficialRuntime
 from lowerdeck.runner.profile import shape_text
+from lowerdeck.runner.values.inputs import Signature
 from lowerdeck.serializer import open_pte, verify_pte
-from lowerdeck.torch_base import pytree
 
 
 class RunCommand:
@@ -113,7 +113,7 @@ def _run_officially(args: argparse.Namespace) -> None:
         runtime.run(inputs, name)
         calls = runtime.run(inputs, name, repeat=args.repeat)
         _print_inputs(inputs)
-        _print_outputs(calls.outputs)
+        _print_outputs(read_signature(plan), calls.outputs)
         least, median = min(calls.seconds) * 1e3, statistics.median(calls.seconds) * 1e3
         of = f" (median of {args.repeat}, least {least:.3f})" if args.repeat > 1 else ""
         say(f"{name}: {median:.3f} ms a call in {runtime.name}, on this machine{of}")
@@ -126,19 +126,19 @@ def _run(args: argparse.Namespace) -> None:
         program = load(args.file, data=args.data, memory=args.memory)
     method = program.method(args.method or _usual_method(program.methods))
     inputs = make_inputs(method.plan, args.input, args.seed)
-    result: Any = None
+    outputs: list[Any] = []
     start = time.perf_counter()
     for _ in range(args.repeat):
-        result = method.signature.unflatten(method.run_flat(inputs))
+        outputs = method.run_flat(inputs)
     seconds = (time.perf_counter() - start) / args.repeat
     _print_inputs(inputs)
-    _print_outputs(pytree.tree_leaves(result))
+    _print_outputs(method.signature, outputs)
     say(
         f"{method.name}: {seconds * 1e3:.3f} ms a call in lowerdeck.runner, which emulates the "
         "runtime in Python: not a device's speed"
     )
     if args.output is not None:
-        _save(result, args.output)
+        _save(method.signature.unflatten(outputs), args.output)
     if args.profile or args.trace is not None or args.etdump is not None:
         _report_profile(method, inputs, args)
 
@@ -150,9 +150,9 @@ def _print_inputs(values: Sequence[object]) -> None:
         say(f"inputs: {', '.join(map(shape_text, tensors))}")
 
 
-def _print_outputs(values: Iterable[object]) -> None:
-    for number, value in enumerate(values):
-        say(f"output {number}: {_describe(value)}")
+def _print_outputs(signature: Signature, values: Iterable[object]) -> None:
+    for name, value in zip(signature.output_names, values, strict=True):
+        say(f"{name}: {_describe(value)}")
 
 
 def _save(result: object, path: Path) -> None:

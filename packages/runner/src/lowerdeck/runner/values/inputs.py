@@ -20,6 +20,7 @@ MAX_DEPTH = 32
 _LONGEST_KEY = 100
 _SEQUENCES = ("builtins.tuple", "builtins.list")
 _MAPPINGS = ("builtins.dict", "collections.OrderedDict")
+_OTHERS = (None, "collections.namedtuple")
 
 
 class Signature:
@@ -28,6 +29,10 @@ class Signature:
     Args:
         encoded_inputs: Serialized pytree spec of ``(args, kwargs)``; may be empty.
         encoded_outputs: Serialized pytree spec of the result; may be empty.
+
+    Attributes:
+        names: Name of each flat input, such as ``args[1]['x']``.
+        output_names: Name of each flat output, such as ``output 0 ['logits']``.
     """
 
     def __init__(
@@ -39,6 +44,11 @@ class Signature:
         self.names: list[str] = [f"inputs[{index}]" for index in range(input_count)]
         if self._inputs is not None:
             self.names = [_argument_name(path) for path in leaf_paths(self._inputs)]
+        paths = [] if self._outputs is None else leaf_paths(self._outputs)
+        self.output_names: list[str] = [
+            f"output {number}" + (f" {path}" if path not in ("", f"[{number}]") else "")
+            for number, path in enumerate(paths or [""] * output_count)
+        ]
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the flat inputs in the method's order.
@@ -72,14 +82,14 @@ class Signature:
 def _spec(text: str, count: int) -> Any:
     """Return the pytree spec encoded by ``text`` if it has ``count`` leaves, else None.
 
-    The structure is optional and untrusted: without it, for instance if a class is not available,
-    the method still takes flat inputs.
+    The structure is optional and untrusted: without it, the method still takes flat inputs.
     """
     if not text or len(text) > MAX_TEXT:
         return None
     try:
-        _, node = json.loads(text)
-        spec = read_structure(text) if _imports_nothing(node, MAX_DEPTH) else None
+        version, node = json.loads(text)
+        is_safe = _imports_nothing(node, MAX_DEPTH)
+        spec = read_structure(json.dumps([version, node])) if is_safe else None
     except Exception:  # torch's reader raises any error for a malformed text
         return None
     return spec if spec is not None and spec.num_leaves == count else None
@@ -88,19 +98,20 @@ def _spec(text: str, count: int) -> Any:
 def _imports_nothing(node: Any, depth: int) -> bool:
     """Return whether torch's reader imports no module for a serialized structure.
 
-    It imports what contexts of other containers, and enumerations in contexts, name. Nesting and
-    keys are limited as well, because messages show the path to a leaf.
+    It imports what contexts of other containers, and enumerations in contexts, name. Classes with
+    a key for each child, such as ``ModelOutput``, become dictionaries in place. Nesting and keys
+    are limited as well, because messages show the path to a leaf.
     """
     kind, context = node["type"], node["context"]
-    if kind in _MAPPINGS:
+    if kind in _SEQUENCES:
+        if context != "null":
+            return False
+    elif kind not in _OTHERS:
         keys = json.loads(context)
         if not isinstance(keys, list) or not all(map(_is_key, keys)):
             return False
-    elif kind in _SEQUENCES:
-        if context != "null":
-            return False
-    elif kind not in (None, "collections.namedtuple"):
-        return False
+        if kind not in _MAPPINGS:
+            node["type"] = "builtins.dict"
     children = node["children_spec"]
     return not children or (
         depth > 0 and all(_imports_nothing(child, depth - 1) for child in children)
