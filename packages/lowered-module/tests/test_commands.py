@@ -165,7 +165,7 @@ class Scale(torch.nn.Module):
         super().__init__()
         self.linear, self.dropout = torch.nn.Linear(4, 4), torch.nn.Dropout()
     def forward(self, x, *, scale):
-        return self.dropout(self.linear(x)) * scale
+        return {"scaled": self.dropout(self.linear(x)) * scale}
 
 INPUTS = (torch.ones(2, 4),), {"scale": torch.ones(2, 1)}
 
@@ -188,8 +188,18 @@ def program():
     [
         ("shapes_model:evaluated", 0, "from eager", [2, 4]),
         ("shapes_model:program", 0, "from eager", [2, 4]),
-        ("shapes_model:evaluated --dynamic batch=1:8", 0, "from eager", [8, 4]),
-        ("shapes_model:dynamic --bounds 16", 0, "from eager", [16, 4]),
+        (
+            "shapes_model:evaluated --dynamic batch=1:8 --check",
+            0,
+            "compared at    input sizes [2, 4] [2, 1]; [1, 4] [1, 1]; [8, 4] [8, 1]\n",
+            [8, 4],
+        ),
+        (
+            "shapes_model:dynamic --bounds 16 --check",
+            0,
+            "input sizes [2, 4] [2, 1]; [16, 4] [16, 1]\n",
+            [16, 4],
+        ),
         ("shapes_model:dynamic --bounds x_0=6", 0, "from eager", [6, 4]),
         ("shapes_model:dynamic --bounds x.0=6", 0, "from eager", [6, 4]),
         (
@@ -202,6 +212,7 @@ def program():
         ("shapes_model:evaluated --backend TRY", 0, "backend        Try\n", [2, 4]),
         ("shapes_model:evaluated --backend Never", 0, "nothing was delegated to Never", [2, 4]),
         ("shapes_model:dynamic", 3, "has no upper bound", None),
+        ("shapes_model:program --bounds 8", 2, "--bounds: the program has no dynamic", None),
         ("shapes_model:dynamic --dynamic batch=1:8", 3, "without dynamic_shapes", None),
         ("shapes_model:program --dynamic batch=1:8", 3, "without dynamic_shapes", None),
         ("shapes_model:program --auto --bounds 8", 2, "--auto and --bounds exclude", None),
@@ -297,8 +308,8 @@ def test_check_names_the_output_and_the_state_that_differ(
     monkeypatch.setattr(runner, "load", stuck)
     assert lowerdeck("lower", "command_model:counts", "--check") == 1
     text = capsys.readouterr().out
-    assert "  output 0 in call 3: max 1.25, mean 1.25" in text
-    assert "  state 'count' in call 3: max 4, mean 4" in text
+    assert "  output 0 in call 3: max 1.25 (relative 0.56), mean 1.25" in text
+    assert "  state 'count' in call 3: max 4 (relative 1.3), mean 4" in text
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_it_prints_how_far_each_output_is_from_the_model(
     assert f"calibrated     {told}" in text
     if importlib.util.find_spec("lowerdeck.runner") is not None:
         # Two weights become 0.1 and the bias 0.
-        numbers = "output 0: max 0.08, mean 0.08, cosine 1.000000\n"
+        numbers = "output 0: max 0.08 (relative 0.29), mean 0.08, cosine 1.000000\n"
         assert f"from float     on the example inputs: {numbers}" in text
 
 
@@ -120,7 +120,7 @@ def test_it_names_the_weights_that_stay_float(
         (("no-such",), 2, r"Tenths does not quantise by 'no-such', but by tenths \(weights of"),
         (("missing",), 4, "--quantize missing: this needs tenths: pip install tenths"),
         (("missing", "--calibrate", "rounded_model:samples"), 2, "is not calibrated"),
-        (("tenths", "--calibrate", "rounded_model:gone"), 3, "has no attribute 'gone'"),
+        (("tenths", "--calibrate", "rounded_model:gone"), 3, "--calibrate 'rounded_model:gone': "),
         (("tenths", "--calibrate", "rounded_model:number"), 3, "is a int, expected a function"),
         (("tenths", "--calibrate", "rounded_model:tensor"), 3, "returned a Tensor, expected"),
         (("tenths", "--calibrate", "rounded_model:none"), 3, "returned nothing, expected"),

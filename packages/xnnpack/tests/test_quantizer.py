@@ -135,8 +135,10 @@ def test_a_prepared_model_that_was_never_called_says_what_to_do(
 def test_without_samples_the_example_inputs_are_the_sample(quantizer: Any, mode: str) -> None:
     model, x = nn.Linear(32, 4).eval(), torch.randn(2, 32)
     offer = XnnpackQuantization()
+    batch = ({0: torch.export.Dim("batch", max=8)},)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program, partitioner = offer.quantize(mode, model, (x,), {}, [])
-        found = to_backend(program, partitioner).module()(x)
-    torch.testing.assert_close(found, model(x), atol=0.3, rtol=0)
+        program, partitioner = offer.quantize(mode, model, (x,), {}, [], dynamic_shapes=batch)
+        module = to_backend(program, partitioner).module()
+    for inputs in (x, x.repeat(4, 1)):
+        torch.testing.assert_close(module(inputs), model(inputs), atol=0.3, rtol=0)

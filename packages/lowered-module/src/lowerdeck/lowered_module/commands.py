@@ -11,8 +11,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lowerdeck.emitter import Bounds, EmitConfig
 from lowerdeck.inspect import (
     CommandError,
@@ -32,10 +30,11 @@ from lowerdeck.lowered_module.factories import (
 )
 from lowerdeck.lowered_module.inspect.accuracy import (
     CALLS,
-    EagerCall,
     OutputAccuracy,
     call_in_eager,
+    call_sizes,
     compare_calls,
+    inputs_at_bounds,
 )
 from lowerdeck.lowered_module.inspect.graph_page import graph_html
 from lowerdeck.lowered_module.inspect.report import (
@@ -46,6 +45,7 @@ from lowerdeck.lowered_module.inspect.report import (
 from lowerdeck.lowered_module.pipeline import (
     TRAINS,
     Example,
+    LoweredProgram,
     lower_exported,
     trains,
 )
@@ -114,7 +114,8 @@ class LowerCommand:
             "--check",
             action="store_true",
             help="call the file three times in lowerdeck.runner, with other values of the "
-            "example's sizes, and fail if an output or the state differs from eager's",
+            "example's sizes, and with the least and largest dynamic sizes, and fail if an "
+            "output or the state differs from eager's",
         )
         parser.add_argument(
             "--html",
@@ -240,6 +241,12 @@ def _lower(
             backend, offer = chosen
             samples = () if args.calibrate is None else samples_from(args.calibrate)
             program, made_by[backend] = quantize(offer, args.quantize, model, samples)
+    if args.bounds is not None and not program.range_constraints:
+        raise CommandError(
+            "--bounds: the program has no dynamic sizes: export it with --dynamic batch=MIN:MAX "
+            "or dynamic_shapes",
+            ExitStatus.USAGE,
+        )
     trials: Sequence[Trial] = ()
     partitioners = []
     if not args.auto:
@@ -248,7 +255,7 @@ def _lower(
         with stages.stage("measure"), silenced():
             lowered, trials = lower_fastest(
                 program,
-                _in_eager(model, 1)[0][0].outputs,
+                call_in_eager(model.module, model.args, model.kwargs, 1)[0][0].outputs,
                 backends=args.backend or None,
                 tolerance=tolerance,
                 progress=stages.trial,
@@ -267,7 +274,7 @@ def _lower(
             args.html.write_text(page, encoding="utf-8")
     with stages.stage("write"), writing(args.output):
         lowered.save(args.output)
-    accuracy, not_compared = _compared(model, args.output, args.check, stages)
+    accuracy, compared = _compared(model, lowered, args.output, args.check, stages)
     lines = list(trial_lines(trials)) if trials else []
     summary = lowered.delegation()
     lines += report_lines(lowered, summary, args.output, stages.seconds)
@@ -286,7 +293,7 @@ def _lower(
             ),
             len(samples) if args.quantize in chosen[1].calibrated else None,
         )
-    lines += accuracy_lines(accuracy, not_compared, quantized=chosen is not None)
+    lines += accuracy_lines(accuracy, compared, quantized=chosen is not None)
     return lines, accuracy
 
 
@@ -336,17 +343,16 @@ def _full_name(backend: str) -> str:
     return installed_partitioner(backend).name
 
 
-def _in_eager(model: Example, count: int) -> tuple[list[EagerCall], dict[str, torch.Tensor]]:
-    return call_in_eager(model.module, model.args, model.kwargs, count)
-
-
 lower: LowerCommand = LowerCommand()
 
 
 def _compared(
-    model: Example, output: Path, check: bool, stages: Stages
-) -> tuple[tuple[OutputAccuracy, ...], str]:
-    """Return the difference of a file's outputs from eager's, or why it is unknown."""
+    model: Example, lowered: LoweredProgram, output: Path, check: bool, stages: Stages
+) -> tuple[tuple[OutputAccuracy, ...], str | list[str]]:
+    """Return the difference of a file's outputs from eager's, and the compared sizes.
+
+    If the file cannot be compared, no differences and the reason.
+    """
     if importlib.util.find_spec("lowerdeck.runner") is None:
         if check:
             raise CommandError(
@@ -358,9 +364,11 @@ def _compared(
         try:
             from lowerdeck.runner import load
 
-            calls, state = _in_eager(model, CALLS if check else 1)
+            inputs = model.args, model.kwargs
+            others = inputs_at_bounds(lowered.programs["forward"], *inputs) if check else ()
+            calls, state = call_in_eager(model.module, *inputs, CALLS if check else 1, others)
             method = load(output).method("forward")
-            return compare_calls(calls, method, state, method.state), ""
+            return compare_calls(calls, method, state, method.state), call_sizes(calls)
         except (Exception, SystemExit) as error:
             # The file may still be usable elsewhere: a backend may lack a runtime half here.
             if check:

@@ -111,7 +111,10 @@ def partitioner_from(name: str) -> Any:
 
 def _made(factory: str, expected: str, convert: Callable[[Any], _Made], option: str = "") -> _Made:
     """Return the converted result of a factory."""
-    function = _named(factory, "MODULE:FACTORY, such as mymodel:example")
+    try:
+        function = _named(factory, "MODULE:FACTORY, such as mymodel:example")
+    except LoweringError as error:
+        raise LoweringError(f"{option}{error}") from error
     if not callable(function):
         raise LoweringError(f"{option}{factory!r} is a {type(function).__name__}, {expected}")
     try:

@@ -36,6 +36,9 @@ class Quantization(Protocol):
         modes: Description of each mode by name.
         calibrated: Names of the modes that are calibrated with samples.
 
+    For ``--dynamic`` or a factory with ``dynamic_shapes``, ``quantize`` is called with a keyword
+    argument ``dynamic_shapes``, as of ``torch.export.export``.
+
     A class may also have a method ``why_float(mode, node)`` that returns why the weight read by a
     node of the quantised program stays float, or None if the mode does not quantise it.
     """
@@ -144,15 +147,14 @@ def quantize(
         )
     inputs = model.args, model.kwargs
     try:
-        return offer.quantize(mode, model.module, *inputs, samples or [inputs])
+        shapes = {} if model.dynamic_shapes is None else {"dynamic_shapes": model.dynamic_shapes}
+        return offer.quantize(mode, model.module, *inputs, samples or [inputs], **shapes)
     except ModuleNotFoundError as error:
         raise CommandError(f"--quantize {mode}: {error}", ExitStatus.FAILED) from error
     except (Exception, SystemExit) as error:
-        is_calibrated = mode in offer.calibrated
-        cure = " do the calibration samples fit the model?"
+        cure = " do the samples of --calibrate fit the model?" if samples else ""
         raise LoweringError(
-            f"--quantize {mode} failed: {in_a_line(error)};"
-            f"{cure if is_calibrated else ''} --debug shows where"
+            f"--quantize {mode} failed: {in_a_line(error)};{cure} --debug shows where"
         ) from error
 
 

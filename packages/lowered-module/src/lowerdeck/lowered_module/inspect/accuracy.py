@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch.export import ExportedProgram
 
-from lowerdeck.torch_base import copy_module, pytree
+from lowerdeck.torch_base import copy_module, pytree, size_range, upper_bound
 
 CALLS = 3
 """Calls of a comparison: state that is lost or written twice shows from the second on."""
+_MOST_GROWTH = 64
+_Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class OutputAccuracy:
     Attributes:
         largest: Largest absolute difference; infinite if the shapes differ, or if only one value
             is NaN or infinite.
+        relative: ``largest`` relative to the largest finite magnitude of the model's output.
         cosine: Cosine of the angle between both, as vectors of their finite elements.
         name: The compared value, such as ``"output 0"`` or ``"state 'cache.keys'"``.
         call: The call with this difference, counted from 1.
@@ -31,11 +35,15 @@ class OutputAccuracy:
     largest: float
     mean: float
     cosine: float
+    relative: float
     name: str = ""
     call: int = 1
 
     def __str__(self) -> str:
-        return f"max {self.largest:.3g}, mean {self.mean:.3g}, cosine {self.cosine:.6f}"
+        return (
+            f"max {self.largest:.3g} (relative {self.relative:.2g}), mean {self.mean:.3g}, "
+            f"cosine {self.cosine:.6f}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +55,50 @@ class EagerCall:
     outputs: list[Any]
 
 
+def inputs_at_bounds(
+    program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[_Inputs]:
+    """Yield inputs of the least and of the largest sizes of a program with dynamic sizes.
+
+    The largest are left out if they have more than ``_MOST_GROWTH`` times the example's elements.
+    """
+    ranges = program.range_constraints
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    values = {node.name: node.meta["val"] for node in program.graph.find_nodes(op="placeholder")}
+    names = program.graph_signature.user_inputs
+    for bound in (_least, upper_bound) if ranges else ():
+        resized = [
+            _resize(leaf, [bound(size, ranges) for size in values[name].shape])
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf, name in zip(leaves, names, strict=True)
+        ]
+        if _elements(resized) <= _MOST_GROWTH * _elements(leaves):
+            yield pytree.tree_unflatten(resized, spec)
+
+
+def _least(size: Any, ranges: Mapping[Any, Any]) -> int:
+    return max(1, size_range(size, ranges)[0])
+
+
+def _elements(leaves: Iterable[Any]) -> int:
+    return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _resize(tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """Return a tensor in the same memory format; its elements are repeated or left out."""
+    resized = tensor.detach()
+    for dim, size in enumerate(sizes):
+        resized = resized.index_select(dim, torch.arange(size) % tensor.shape[dim])
+    return torch.empty_permuted(sizes, tensor.dim_order(), dtype=tensor.dtype).copy_(resized)
+
+
 def call_in_eager(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], count: int = CALLS
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    count: int = CALLS,
+    others: Iterable[_Inputs] = (),
 ) -> tuple[list[EagerCall], dict[str, torch.Tensor]]:
     """Call a copy of a module several times, each time with different inputs.
 
@@ -56,6 +106,8 @@ def call_in_eager(
         module: The model; it is not changed.
         args: Example inputs: those of the first call.
         kwargs: Example inputs by name.
+        count: Number of calls with inputs of the example's sizes.
+        others: Inputs of further calls.
 
     Returns:
         The calls, and the buffers of the copy by name after the last call.
@@ -73,11 +125,15 @@ def call_in_eager(
         calls.append(EagerCall(*inputs, outputs))
 
     with torch.no_grad():
-        for number in range(count):
+        arguments = tuple(args), dict(kwargs)
+        varied = (
+            pytree.tree_map(lambda leaf, n=number: _vary(leaf, n), arguments)
+            for number in range(count)
+        )
+        for number, inputs in enumerate((*varied, *others)):
             before = copy_module(model, share_parameters=True) if number else model
-            arguments = tuple(args), dict(kwargs)
             try:
-                add_call(model, pytree.tree_map(lambda leaf, n=number: _vary(leaf, n), arguments))
+                add_call(model, inputs)
             except Exception:
                 if not number:
                     raise
@@ -85,6 +141,16 @@ def call_in_eager(
                 model = before
                 add_call(model, copy.deepcopy(arguments))
     return calls, dict(model.named_buffers())
+
+
+def call_sizes(calls: Iterable[EagerCall]) -> list[str]:
+    """Return the sizes of the tensor inputs of calls, each combination once."""
+    rows = []
+    for call in calls:
+        leaves = pytree.tree_leaves((call.args, call.kwargs))
+        shapes = [list(leaf.shape) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        rows.append(" ".join(dict.fromkeys(map(str, shapes))))
+    return list(dict.fromkeys(rows))
 
 
 def pair_values(
@@ -102,11 +168,16 @@ def pair_values(
         state_of: Returns the state of the lowered model, as far as it can be read.
     """
     for number, call in enumerate(calls, 1):
-        outputs = pytree.tree_leaves(run(*copy.deepcopy(call.args), **copy.deepcopy(call.kwargs)))
+        result = run(*copy.deepcopy(call.args), **copy.deepcopy(call.kwargs))
+        outputs, _ = pytree.tree_flatten_with_path(result)
         if len(outputs) != len(call.outputs):
             yield "the number of outputs", number, len(outputs), len(call.outputs)
-        for position, pair in enumerate(zip(outputs, call.outputs, strict=False)):
-            yield f"output {position}", number, *pair
+        for position, ((keys, output), expected) in enumerate(
+            zip(outputs, call.outputs, strict=False)
+        ):
+            path = pytree.keystr(keys)
+            suffix = "" if path in ("", f"[{position}]") else f" {path}"
+            yield f"output {position}{suffix}", number, output, expected
     lowered = state_of() if state else {}
     for name in filter(lowered.__contains__, state):
         yield f"state {name!r}", len(calls), lowered[name], state[name]
@@ -144,8 +215,8 @@ def accuracy_of(outputs: Sequence[Any], expected: Sequence[Any]) -> tuple[Output
     return tuple(map(_compare_values, outputs, expected))
 
 
-_EQUAL = OutputAccuracy(0.0, 0.0, 1.0)
-_NOTHING_ALIKE = OutputAccuracy(float("inf"), float("inf"), 0.0)
+_EQUAL = OutputAccuracy(0.0, 0.0, 1.0, 0.0)
+_NOTHING_ALIKE = OutputAccuracy(float("inf"), float("inf"), 0.0, float("inf"))
 
 
 def _compare_values(value: Any, other: Any) -> OutputAccuracy:
@@ -166,7 +237,9 @@ def _compare_values(value: Any, other: Any) -> OutputAccuracy:
     difference = parts.norm(dim=1)
     finite = value.isfinite() & other.isfinite()
     cosine = torch.nn.functional.cosine_similarity(value[finite], other[finite], dim=0)
-    return OutputAccuracy(float(difference.max()), float(difference.mean()), float(cosine))
+    largest, mean = difference.max(), difference.mean()
+    scale = other.nan_to_num(0.0, 0.0, 0.0).abs().max()
+    return OutputAccuracy(float(largest), float(mean), float(cosine), float(largest / scale))
 
 
 def _as_rows(tensor: torch.Tensor) -> torch.Tensor:

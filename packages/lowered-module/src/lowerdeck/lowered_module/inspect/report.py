@@ -50,22 +50,26 @@ def report_lines(
 
 
 def accuracy_lines(
-    accuracy: Sequence[OutputAccuracy], not_compared: str, *, quantized: bool
+    accuracy: Sequence[OutputAccuracy], compared: str | Sequence[str], *, quantized: bool
 ) -> Iterator[str]:
     """Yield the difference from the model, of a quantised program for each output.
 
     Args:
         accuracy: The difference of each output from eager's.
-        not_compared: Why the accuracy is unknown; empty if it is known.
+        compared: The compared input sizes, or why the accuracy is unknown.
     """
-    if not_compared:
-        yield f"{'from float' if quantized else 'from eager'}     not compared: {not_compared}"
-    elif quantized:
+    if isinstance(compared, str):
+        yield f"{'from float' if quantized else 'from eager'}     not compared: {compared}"
+        return
+    if quantized:
         for output in accuracy:
             yield f"from float     on the example inputs: {output.name}: {output}"
     else:
         largest = max((output.largest for output in accuracy), default=0.0)
-        yield f"from eager     differs by at most {largest:.3g}"
+        relative = max((output.relative for output in accuracy), default=0.0)
+        yield f"from eager     differs by at most {largest:.3g} (relative {relative:.2g})"
+    if len(compared) > 1:
+        yield f"compared at    input sizes {'; '.join(compared)}"
 
 
 def quantization_lines(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class XnnpackQuantization:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         samples: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        dynamic_shapes: Any = None,
     ) -> tuple[ExportedProgram, XnnpackPartitioner]:
         """Quantise a model; return its program and a partitioner for it.
 
@@ -51,22 +53,23 @@ class XnnpackQuantization:
             kwargs: Example keyword inputs.
             samples: Calibration inputs of ``"int8"``, positional and keyword; the example inputs
                 by default.
+            dynamic_shapes: As for ``torch.export.export``.
 
         Raises:
             ModuleNotFoundError: torchao is not installed.
         """
         keywords = dict(kwargs)
+        export = partial(
+            torch.export.export, args=args, kwargs=keywords, dynamic_shapes=dynamic_shapes
+        )
         if mode == "fp16":
-            return torch.export.export(module, args, keywords), XnnpackPartitioner(
-                precision="fp16"
-            )
+            return export(module), XnnpackPartitioner(precision="fp16")
         if mode == "8da4w":
-            changed = _with_four_bits(copy_module(module))
-            return torch.export.export(changed, args, keywords), XnnpackPartitioner()
+            return export(_with_four_bits(copy_module(module))), XnnpackPartitioner()
         steps = _torchao("torchao.quantization.pt2e.quantize_pt2e")
         dynamic = mode == "int8-dynamic"
         quantizer = _torchao("lowerdeck.xnnpack.quantizer").XnnpackQuantizer(dynamic=dynamic)
-        program = torch.export.export(copy_module(module), args, keywords)
+        program = export(copy_module(module))
         if dynamic:
             program = _unroll_recurrent_layers(program)
         prepared = steps.prepare_pt2e(program.module(), quantizer)
@@ -75,7 +78,7 @@ class XnnpackQuantization:
             for sample, by_name in samples or [(args, keywords)]:
                 prepared(*sample, **by_name)
         converted = steps.convert_pt2e(prepared)
-        return torch.export.export(converted, args, keywords), XnnpackPartitioner()
+        return export(converted), XnnpackPartitioner()
 
     def why_float(self, mode: str, node: Node) -> str | None:
         """Return why the weight that a node reads stays float; None if the mode keeps all floats.
