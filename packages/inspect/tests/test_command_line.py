@@ -59,7 +59,7 @@ def test_inspect_counts_shared_bytes_once(model: Path, shell: Any) -> None:
     pte.write_pte(made, model)
     rows = shell("inspect", model).out.partition("what fills the file\n")[2].splitlines()
     assert sum(float(row.split()[2]) for row in rows) == pytest.approx(100, abs=0.3)
-    assert any("2 named blobs, 200 B shared" in row for row in rows)
+    assert any("named blobs (2), 200 B shared" in row for row in rows)
 
 
 def test_inspect_json_is_stable_for_machines(model: Path, shell: Any) -> None:

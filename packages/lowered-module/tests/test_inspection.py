@@ -64,6 +64,7 @@ def test_the_graph_is_printed_with_its_delegates(
 def test_the_summary_counts_by_operator(program: ExportedProgram) -> None:
     summary = delegation_summary(program)
     assert summary.delegates == {"VerbatimBackend": 1}
+    assert str(summary).startswith("VerbatimBackend: 1 delegate, ")
     assert summary.delegated == {"aten.tan.default": 1}
     assert summary.left == {"aten.sin.default": 1, "aten.cos.default": 1}
     assert "1 of 3 nodes delegated (33%)" in str(summary)

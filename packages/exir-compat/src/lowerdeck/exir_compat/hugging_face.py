@@ -36,7 +36,8 @@ class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers i
         partitioners: Partitioners, in order; by default that of ``lowerdeck.xnnpack``. An empty
             sequence uses portable kernels only.
         bounds: Upper bounds of dynamic dimensions, as for ``lowerdeck.lowered_module.lower``: one
-            for all, or a mapping by name.
+            for all that have none, or by name, such as ``{"input_ids": {1: 128}}`` or
+            ``{"input_ids_1": 128}``; an unknown name is an error that lists the program's.
 
     Raises:
         SettingError: The config has a backend other than ``"xnnpack"``, and no partitioners are

@@ -185,7 +185,7 @@ def _export(args: argparse.Namespace) -> int:
         tokenizer_file.write_text(tokenizer, encoding="utf-8")
     delegates = sum(lowered.delegation("forward").delegates.values())
     say(
-        f"{args.output}: {size / 1e6:.1f} MB, {delegates} delegates, up to "
+        f"{args.output}: {size / 1e6:.1f} MB, {delegates} delegate{'s'[: delegates != 1]}, up to "
         f"{prepared_model.context} tokens, {prepared_model.chunk} at once; tokenizer in "
         f"{tokenizer_file}",
         "time           "

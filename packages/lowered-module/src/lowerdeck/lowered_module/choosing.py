@@ -16,6 +16,7 @@ from lowerdeck.inspect import installed_entries
 from lowerdeck.lowered_module.authoring.registry import PARTITIONERS
 from lowerdeck.lowered_module.errors import LoweringError, in_a_line
 from lowerdeck.lowered_module.inspect.accuracy import accuracy_of
+from lowerdeck.lowered_module.inspect.summary import counted
 from lowerdeck.lowered_module.pipeline import LoweredProgram, lower
 from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.torch_base import pytree
@@ -175,7 +176,8 @@ def _lowered(program: ExportedProgram, name: str, file: Path) -> tuple[LoweredPr
         raise LoweringError("delegates nothing")
     delegates, left = sum(summary.delegates.values()), sum(summary.left.values())
     megabytes = lowered.save(file) / 1e6
-    return lowered, f"{delegates} delegates, {left} nodes left, {megabytes:.4g} MB"
+    counts = f"{counted(delegates, 'delegate')}, {counted(left, 'node')} left"
+    return lowered, f"{counts}, {megabytes:.4g} MB"
 
 
 def _silent(done: int, total: int, label: str) -> None:

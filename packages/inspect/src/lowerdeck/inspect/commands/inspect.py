@@ -210,10 +210,10 @@ def _section_lines(summary: dict[str, Any]) -> Iterator[str]:
     constants, state = summary["constants"]["count"], summary["state"]["count"]
     names = {
         "program": "program",
-        "constants": f"{constants} constants",
-        "state": f"{state} initial values",
-        "delegate": f"{counts['delegate']} delegates' blobs",
-        "named": f"{counts['named']} named blobs",
+        "constants": f"constants ({constants})",
+        "state": f"initial values ({state})",
+        "delegate": f"delegate blobs ({counts['delegate']})",
+        "named": f"named blobs ({counts['named']})",
         "padding": "padding",
     }
     for kind, size in sizes.most_common():

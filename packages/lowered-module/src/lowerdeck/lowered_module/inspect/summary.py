@@ -42,6 +42,11 @@ class Remark:
         return f"{self.heading}: {self.operator} at {self.node}: {self.why}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return ``1 node`` or ``2 nodes``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class RootCause:
     """One reason why nodes are not delegated, and where it begins.
@@ -73,8 +78,7 @@ class RootCause:
         start = f", from {self.start}" if self.start else ""
         place = ", ".join(filter(None, (self.module, Path(self.source).name)))
         place = f"{', the first' if self.count > 1 else ''} in {place}" if place else ""
-        nodes = "nodes" if self.count > 1 else "node"
-        return f"{self.count} {nodes}: {self.why}{start}: {names}{place}"
+        return f"{counted(self.count, 'node')}: {self.why}{start}: {names}{place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ class DelegationSummary:
             why = "; ".join(self.reasons.get(name, ()))
             rows.append((name, str(self.delegated.get(name, 0)), str(self.left.get(name, 0)), why))
         lines = [
-            f"{backend}: {count} delegates, {self.delegate_bytes[backend]} bytes"
+            f"{backend}: {counted(count, 'delegate')}, {self.delegate_bytes[backend]} bytes"
             for backend, count in self.delegates.items()
         ]
         delegated, left = sum(self.delegated.values()), sum(self.left.values())

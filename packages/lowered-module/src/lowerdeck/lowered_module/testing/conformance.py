@@ -16,6 +16,7 @@ from lowerdeck.inspect import installed_entries
 from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.accuracy import call_in_eager, pair_values
 from lowerdeck.lowered_module.inspect.inspection import delegates_in
+from lowerdeck.lowered_module.inspect.summary import counted
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.graphs import nodes_of
@@ -55,7 +56,7 @@ class ConformanceReport:
         note = "" if self.delegates else ": nothing was delegated, so nothing was tested"
         if self.delegates and self.not_run:
             note = ", not run by a runtime half: the numbers of the files are unchecked"
-        lines.append(f"{self.delegates} delegates{note}")
+        lines.append(f"{counted(self.delegates, 'delegate')}{note}")
         return "\n".join(lines)
 
     def attempt(self, check: str, sample: Sample, action: Callable[[], Any]) -> Any:
