@@ -116,7 +116,7 @@ def _parts(blob: memoryview) -> tuple[int, int, int]:
     if not begins_with_text(blob):
         raise BlobError(
             f"found a payload of {len(blob)} bytes that begins with {bytes(blob[:8])!r}; expected "
-            "one of OpenVINO's device CPU, of version 2025.1 to 2026.4: only drivers can open "
+            "one of OpenVINO's device CPU, of version 2025.4 to 2026.4: only drivers can open "
             "payloads of other devices"
         )
     _, _, place, constants, begin, text = HEADER.unpack_from(blob)

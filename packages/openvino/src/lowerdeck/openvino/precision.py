@@ -86,5 +86,5 @@ def text_of(payload: bytes) -> bytes:
         return xor_text(bytes(unversioned[HEADER.unpack_from(unversioned)[4] :]))
     raise CompileError(
         f"openvino {openvino.__version__} has an unknown layout of payloads, so "
-        "float32 cannot be kept on CPUs with bfloat16: install 2025.1 to 2026.4"
+        "float32 cannot be kept on CPUs with bfloat16: install 2025.4 to 2026.4"
     )
