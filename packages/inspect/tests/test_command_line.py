@@ -113,6 +113,14 @@ def test_diff_says_each_thing_once(
         assert len([one for one in shown if re.search(line, one)]) == 1, shown
 
 
+def test_diff_compares_a_renamed_method(model: Path, shell: Any) -> None:
+    other = _program()
+    other.execution_plan[0].name = "encode"
+    pte.write_pte(other, model.with_name("other.pte"))
+    (line,) = shell("diff", model, model.with_name("other.pte"), status=1).out.splitlines()
+    assert line == "method forward: renamed to encode; both are compared as forward"
+
+
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
 def test_diff_compares_the_structure_of_inputs_and_outputs(
     side: str, tmp_path: Path, shell: Any

@@ -6,6 +6,7 @@ import argparse
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,20 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
     if left["version"] != right["version"]:
         yield f"schema version: {left['version']} -> {right['version']}"
     programs = old.program(), new.program()
+    names = [{method["name"]: None for method in side["methods"]} for side in (left, right)]
+    only = [[name for name in names[side] if name not in names[not side]] for side in (0, 1)]
+    if len(only[0]) == len(only[1]) == 1:
+        (before,), (after,) = only
+        yield f"method {before}: renamed to {after}; both are compared as {before}"
+        entries = [(method, "name") for method in right["methods"]]
+        entries += [(delegate, "method") for delegate in right["delegates"]]
+        for entry, key in entries:
+            entry[key] = before if entry[key] == after else entry[key]
+        plans = [
+            replace(plan, name=before) if plan.name == after else plan
+            for plan in programs[1].execution_plan
+        ]
+        programs = programs[0], replace(programs[1], execution_plan=plans)
     changes = {change["name"]: change["rows"] for change in method_changes(*programs)}
     structures = [
         {plan.name: plan.container_meta_type for plan in program.execution_plan}
