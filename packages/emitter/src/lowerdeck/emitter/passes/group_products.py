@@ -20,24 +20,24 @@ from lowerdeck.emitter.ir.values import TensorValue, Value, contiguous_order
 
 _ATEN = torch.ops.aten
 _VIEW, _PERMUTE = _ATEN.view_copy.default, _ATEN.permute_copy.default
-_WIDE = 32
-"""Multiplications per copied element above which a copy is cheap."""
+_MIN_REUSE = 32
+"""Multiplications per copied element from which on a copy is cheap."""
 _VIEWS = frozenset({"view", "unsqueeze", "squeeze", "clone", "alias", "detach"})
 
 
-class _Origin(NamedTuple):
-    """Origin of the right operand of a batched product.
+class _Matrices(NamedTuple):
+    """Right operand of a ``bmm`` before the calls that repeat and transpose it.
 
     Attributes:
-        times: Consecutive repeats of each matrix in the batch.
-        steps: The calls in between except transposes, with the sizes of their results.
-        transposed: Whether each matrix is transposed.
+        repeats: Consecutive repeats of each matrix in the batch (``repeat_kv``).
+        steps: The views and scalings in between, with the sizes of their results.
+        is_transposed: Whether each matrix is transposed.
     """
 
     source: TensorValue
-    times: int
+    repeats: int
     steps: list[tuple[Call, list[int]]]
-    transposed: bool
+    is_transposed: bool
 
 
 def group_products(method: Method) -> None:
@@ -66,65 +66,70 @@ def group_products(method: Method) -> None:
             if isinstance(operation, Call):
                 producers.update(dict.fromkeys(operation.outs, operation))
                 if operation.target is _ATEN.bmm.default:
-                    origin = _origin(operation, producers, readers)
-                    if origin is not None:
-                        body += _product(operation, origin)
+                    matrices = _find_matrices(operation, producers, readers)
+                    if matrices is not None:
+                        body += _rewrite(operation, matrices)
                         continue
             body.append(operation)
         block.body = body
 
 
-def _origin(
+def _find_matrices(
     product: Call, producers: Mapping[Value, Call], readers: Mapping[Value, int]
-) -> _Origin | None:
+) -> _Matrices | None:
+    """Return the right operand before repeats and transposes; None if a rewrite does not pay."""
     left, value = product.args
     if not left.contiguous or not isinstance(left.shape[0], int):
         return None
-    transposed, steps = False, list[tuple[Call, list[int]]]()
+    is_transposed, steps = False, list[tuple[Call, list[int]]]()
     # Walk backwards; the batch is all dimensions but the last two.
     while (call := producers.get(value)) is not None and readers[value] == 1 and call.args:
         source = call.args[0]
         if not isinstance(source, TensorValue) or len(call.outs) != 1 or source.rank < 3:
             break
-        if source.dtype != value.dtype or not _is_plain(source) or not _is_plain(value):
+        if (
+            source.dtype != value.dtype
+            or not _is_static_contiguous(source)
+            or not _is_static_contiguous(value)
+        ):
             break
         if call.view_name == "expand" and source.sizes != value.sizes:
             count, matrix = value.sizes[-3], value.sizes[-2:]
             fits = all(sizes[-3] % count == 0 for _, sizes in steps) if count > 1 else False
             if not fits or source.sizes != (*value.sizes[:-3], 1, *matrix):
                 break
-            return _Origin(source, count, steps[::-1], transposed)
+            return _Matrices(source, count, steps[::-1], is_transposed)
         if call.view_name == "permute":
             order = [dim % source.rank for dim in call.args[1]]
-            if transposed or order != _swapped(range(source.rank)):
+            if is_transposed or order != _transposed(range(source.rank)):
                 break
-            transposed = True
-            steps = [(view, _swapped(sizes)) for view, sizes in steps]
-        elif call.view_name in _VIEWS or _scales(call):
+            is_transposed = True
+            steps = [(view, _transposed(sizes)) for view, sizes in steps]
+        elif call.view_name in _VIEWS or _is_scaling(call):
             if source.sizes[-2:] != value.sizes[-2:]:
                 break
             steps.append((call, [*value.sizes]))
         elif call.view_name != "expand":
             break
         value = source
-    is_worth = transposed and _is_less(product, value)
-    return _Origin(value, 1, steps[::-1], transposed) if is_worth else None
+    pays = is_transposed and _should_transpose_left(product, value)
+    return _Matrices(value, 1, steps[::-1], is_transposed) if pays else None
 
 
-def _is_plain(value: TensorValue) -> bool:
+def _is_static_contiguous(value: TensorValue) -> bool:
     return value.contiguous and not value.dynamic
 
 
-def _scales(call: Call) -> bool:
+def _is_scaling(call: Call) -> bool:
     return call.op_name == "mul" and isinstance(call.args[1], int | float)
 
 
-def _swapped(items: Any) -> list[int]:
+def _transposed(items: Any) -> list[int]:
     *before, rows, columns = items
     return [*before, columns, rows]
 
 
-def _is_less(product: Call, matrices: TensorValue) -> bool:
+def _should_transpose_left(product: Call, matrices: TensorValue) -> bool:
     """Return whether to transpose the left operand and the product instead of the matrices."""
     left, out = product.args[0], product.outs[0]
     assert isinstance(left, TensorValue)
@@ -132,12 +137,13 @@ def _is_less(product: Call, matrices: TensorValue) -> bool:
     if left.dynamic:
         # Copying the rows scales with the product; copying the matrices costs the same even for a
         # single row.
-        return min(matrices.sizes[-2:]) >= _WIDE
+        return min(matrices.sizes[-2:]) >= _MIN_REUSE
     return prod(left.sizes) + prod(out.sizes) < prod(matrices.sizes)
 
 
-def _product(product: Call, right: _Origin) -> list[Operation]:
-    origin, count, body = product.origin, right.times, list[Operation]()
+def _rewrite(product: Call, right: _Matrices) -> list[Operation]:
+    """Return the calls of the product that reads ``right.source`` directly."""
+    origin, count, body = product.origin, right.repeats, list[Operation]()
 
     def call(
         target: Any, source: TensorValue, argument: Any, sizes: Any, rows: Any
@@ -152,9 +158,10 @@ def _product(product: Call, right: _Origin) -> list[Operation]:
 
     matrices = right.source
     for step, sizes in right.steps:
-        once = [*sizes[:-3], sizes[-3] // count, *sizes[-2:]]
-        target, argument = (step.target, step.args[1]) if _scales(step) else (_VIEW, once)
-        matrices = call(target, matrices, argument, once, (0, once[0]))
+        unrepeated = [*sizes[:-3], sizes[-3] // count, *sizes[-2:]]
+        is_scaling = _is_scaling(step)
+        target, argument = (step.target, step.args[1]) if is_scaling else (_VIEW, unrepeated)
+        matrices = call(target, matrices, argument, unrepeated, (0, unrepeated[0]))
     left, (out,) = product.args[0], product.outs
     assert isinstance(out, TensorValue)
     (batch, max_rows, inner), width = left.sizes, out.sizes[2]
@@ -163,12 +170,12 @@ def _product(product: Call, right: _Origin) -> list[Operation]:
     if count > 1:
         view_shape = [batch, rows if isinstance(rows, int) else -1, inner]
         left = call(_VIEW, left, view_shape, (batch, max_rows, inner), (1, rows))
-    if right.transposed and _is_less(product, matrices):
+    if right.is_transposed and _should_transpose_left(product, matrices):
         left = call(_PERMUTE, left, [0, 2, 1], (batch, inner, max_rows), (2, rows))
         value = call(product.target, matrices, left, (batch, width, max_rows), (2, rows))
         value = call(_PERMUTE, value, [0, 2, 1], (batch, max_rows, width), (1, rows))
     else:
-        if right.transposed:
+        if right.is_transposed:
             matrices = call(_PERMUTE, matrices, [0, 2, 1], (batch, inner, width), (0, batch))
         value = call(product.target, left, matrices, (batch, max_rows, width), (1, rows))
     last = body[-1]

@@ -41,13 +41,13 @@ def legalize_operands(method: Method, table: KernelTable) -> None:
 
     def rule(call: Call, before: list[Operation]) -> Sequence[Operation] | None:
         if isinstance(call.target, OpOverload):
-            _give_tensors(call, table, before)
+            _legalize_scalars(call, table, before)
         return apply(call, before)
 
     rewrite(method, rule)
 
 
-def _give_tensors(call: Call, table: KernelTable, before: list[Operation]) -> None:
+def _legalize_scalars(call: Call, table: KernelTable, before: list[Operation]) -> None:
     """Replace numbers that are passed where the schema has a tensor.
 
     ``x + 2`` is traced as ``add.Tensor(x, 2)``. The ``Scalar`` overload is called if the runtime
@@ -60,7 +60,7 @@ def _give_tensors(call: Call, table: KernelTable, before: list[Operation]) -> No
         if index == 1 and (scalar := _scalar_overload(call.target, table)) is not None:
             call.target = scalar
             return
-        call.args[index] = _as_tensor(operand, call, before)
+        call.args[index] = _scalar_tensor(operand, call, before)
 
 
 def _scalar_overload(target: OpOverload, table: KernelTable) -> OpOverload | None:
@@ -77,7 +77,7 @@ def _scalar_overload(target: OpOverload, table: KernelTable) -> OpOverload | Non
     return overload if variant is not None and variant.full_name in table else None
 
 
-def _as_tensor(operand: Any, call: Call, before: list[Operation]) -> TensorValue:
+def _scalar_tensor(operand: Any, call: Call, before: list[Operation]) -> TensorValue:
     name = f"{call.outs[0].name}.number" if call.outs else "number"
     if isinstance(operand, ScalarValue):
         value = TensorValue(name, _DTYPES[operand.kind], (), (), ())
@@ -97,26 +97,26 @@ def _cast_to(value: TensorValue, dtype: torch.dtype, before: list[Operation]) ->
     return converted
 
 
-def _wide_index(position: int, narrow: frozenset[torch.dtype] = _NARROW) -> Rule:
+def _int64_index(position: int, narrow: frozenset[torch.dtype] = _NARROW) -> Rule:
     """Return a rule for a kernel that takes only int64 indices."""
 
     def rule(call: Call, before: list[Operation]) -> None:
         operand = call.args[position]
         if isinstance(operand, (list, tuple)):
-            call.args[position] = [_wide(item, narrow, before) for item in operand]
+            call.args[position] = [_to_int64(item, narrow, before) for item in operand]
         else:
-            call.args[position] = _wide(operand, narrow, before)
+            call.args[position] = _to_int64(operand, narrow, before)
 
     return rule
 
 
-def _wide(value: Any, narrow: frozenset[torch.dtype], before: list[Operation]) -> Any:
+def _to_int64(value: Any, narrow: frozenset[torch.dtype], before: list[Operation]) -> Any:
     if isinstance(value, TensorValue) and value.dtype in narrow:
         return _cast_to(value, torch.int64, before)
     return value
 
 
-def _float_scalar(call: Call, before: list[Operation]) -> None:
+def _cast_before_scalar(call: Call, before: list[Operation]) -> None:
     """Cast the tensor first: the kernel rejects an integer tensor with a floating number.
 
     It also rejects a bool tensor with an integer.
@@ -128,14 +128,14 @@ def _float_scalar(call: Call, before: list[Operation]) -> None:
         call.args[0] = _cast_to(tensor, out.dtype, before)
 
 
-def _wide_number(call: Call, before: list[Operation]) -> None:
+def _cast_before_item(call: Call, before: list[Operation]) -> None:
     """Cast first: ``_local_scalar_dense`` does not support half precision."""
     tensor = call.args[0]
     if tensor.dtype in (torch.float16, torch.bfloat16):
         call.args[0] = _cast_to(tensor, torch.float32, before)
 
 
-def _rank_zero(call: Call, _before: list[Operation]) -> list[Operation] | None:
+def _copy_zero_dim(call: Call, _before: list[Operation]) -> list[Operation] | None:
     """Copy a 0-dim tensor, which equals its reduction or scan; the kernel aborts."""
     source, out = call.args[0], call.outs[0]
     if source.rank != 0 or not isinstance(out, TensorValue):
@@ -202,18 +202,18 @@ def _reshaped(
 
 
 _RULES: dict[Any, Rule] = {
-    _ATEN.gather.default: _wide_index(2, _NARROW_OR_BYTE),
-    _ATEN.index_select.default: _wide_index(2),
-    _ATEN.scatter.src: _wide_index(2),
-    _ATEN.scatter.value: _wide_index(2),
-    _ATEN.scatter_add.default: _wide_index(2),
-    _ATEN.index.Tensor: _wide_index(1),
-    _ATEN.index_put.default: _wide_index(1),
-    _ATEN.add.Scalar: _float_scalar,
-    _ATEN.sub.Scalar: _float_scalar,
-    _ATEN.rsub.Scalar: _float_scalar,
-    _ATEN.sum.dim_IntList: _rank_zero,
-    _ATEN.cumsum.default: _rank_zero,
-    _ATEN._local_scalar_dense.default: _wide_number,
+    _ATEN.gather.default: _int64_index(2, _NARROW_OR_BYTE),
+    _ATEN.index_select.default: _int64_index(2),
+    _ATEN.scatter.src: _int64_index(2),
+    _ATEN.scatter.value: _int64_index(2),
+    _ATEN.scatter_add.default: _int64_index(2),
+    _ATEN.index.Tensor: _int64_index(1),
+    _ATEN.index_put.default: _int64_index(1),
+    _ATEN.add.Scalar: _cast_before_scalar,
+    _ATEN.sub.Scalar: _cast_before_scalar,
+    _ATEN.rsub.Scalar: _cast_before_scalar,
+    _ATEN.sum.dim_IntList: _copy_zero_dim,
+    _ATEN.cumsum.default: _copy_zero_dim,
+    _ATEN._local_scalar_dense.default: _cast_before_item,
     _ATEN.linear.default: _linear,
 }

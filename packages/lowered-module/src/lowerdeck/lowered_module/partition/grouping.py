@@ -57,8 +57,8 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
         for node in groups.pop(tag):
             del tag_of[node]
     for nodes in groups.values():
-        _open_lists(nodes, tag_of)
-    _adopt_attributes(graph_module, groups, tag_of)
+        _unpack_list_outputs(nodes, tag_of)
+    _add_get_attrs(graph_module, groups, tag_of)
     return groups
 
 
@@ -73,8 +73,8 @@ def _is_dead(nodes: list[Node], tag_of: dict[Node, str], tag: str) -> bool:
     return all(tag_of.get(user) == tag for node in nodes for user in node.users)
 
 
-def _open_lists(nodes: list[Node], tag_of: dict[Node, str]) -> None:
-    """Replace uses of a list outside of its group by uses of its elements."""
+def _unpack_list_outputs(nodes: list[Node], tag_of: dict[Node, str]) -> None:
+    """Replace uses of a list outside of its group by getitems inside of the group."""
     for node in list(nodes):
         value = node.meta.get("val")
         readers = [user for user in node.users if tag_of.get(user) != tag_of[node]]
@@ -136,8 +136,8 @@ def _copy_outside(node: Node, tag_of: Mapping[Node, str], copies: dict[Node, Nod
     return copies[node]
 
 
-def _adopt_attributes(graph_module: GraphModule, groups: Groups, tag_of: dict[Node, str]) -> None:
-    adopted: dict[str, list[Node]] = {}
+def _add_get_attrs(graph_module: GraphModule, groups: Groups, tag_of: dict[Node, str]) -> None:
+    added: dict[str, list[Node]] = {}
     for node in graph_module.graph.find_nodes(op="get_attr"):
         readers: dict[str | None, list[Node]] = {}
         for user in node.users:
@@ -152,10 +152,10 @@ def _adopt_attributes(graph_module: GraphModule, groups: Groups, tag_of: dict[No
                     own = graph_module.graph.node_copy(node)
                 for reader in readers[tag]:
                     reader.replace_input_with(node, own)
-            adopted.setdefault(tag, []).append(own)
+            added.setdefault(tag, []).append(own)
         if not node.users:
             graph_module.graph.erase_node(node)
-    for tag, attributes in adopted.items():
+    for tag, attributes in added.items():
         groups[tag] = attributes + groups[tag]
 
 

@@ -123,8 +123,8 @@ def _bind_torch(kernel: TorchKernel, args: Sequence[int], frame: Frame) -> Step:
         outs.append(frame.tensor(index, f"a result of {kernel.name}"))
         frame.require_writable(index, f"a result of {kernel.name}")
     indices = args[: len(kernel.arguments)]
-    if any(frame.is_moving(index) for index in indices):
-        return _bind_moving(kernel, indices, frame)
+    if any(frame.is_rebound(index) for index in indices):
+        return _bind_rebound(kernel, indices, frame)
     positional, keywords = _split(
         kernel, [_converted(t, frame.registers[i]) for t, i in zip(types, indices, strict=True)]
     )
@@ -186,7 +186,7 @@ def normalize_layout(out: torch.Tensor, spec: TensorSpec) -> None:
     out.copy_(elements)
 
 
-def _bind_moving(kernel: TorchKernel, indices: Sequence[int], frame: Frame) -> Step:
+def _bind_rebound(kernel: TorchKernel, indices: Sequence[int], frame: Frame) -> Step:
     """Return a step that fetches its arguments per call, because some registers are rebound."""
     fetchers = [
         (frame.fetcher(index), converter(argument.type))
@@ -225,7 +225,7 @@ def _tensors(value: object) -> list[torch.Tensor]:
 def _check_kinds(name: str, types: Sequence[str], args: Sequence[int], frame: Frame) -> None:
     for position, (type_name, index) in enumerate(zip(types, args, strict=False)):
         value = frame.values[index]
-        if index not in frame.moving and not accepts(type_name, value):
+        if index not in frame.rebound and not accepts(type_name, value):
             raise ProgramError(
                 f"argument {position} of {name} is value {index}, a {type(value).__name__}; "
                 f"expected {type_name}"

@@ -87,21 +87,21 @@ class Linker:
 
     def _examine(self) -> None:
         """Check indices; record rebound registers and values that share memory."""
-        moving = self._frame.moving
+        rebound = self._frame.rebound
         for code in self._code:
             for number, item in enumerate(code):
                 for index in _values_of(item):
                     self._frame.check(index, f"an argument of instruction {number}")
                 match item:
                     case MoveCall(source, target):
-                        moving.add(target)
+                        rebound.add(target)
                         self.moves.append((source, target))
                     case FreeCall(index):
-                        moving.add(index)
+                        rebound.add(index)
                     case KernelCall(op_index, args):
                         kernel = self._kernel(op_index)
                         if isinstance(kernel, ScalarKernel):
-                            moving.update(args[kernel.arity :])
+                            rebound.update(args[kernel.arity :])
                         elif kernel.name == VIEW and len(args) > 2:
                             self.moves.append((args[0], args[2]))
                     case _:
@@ -130,7 +130,10 @@ class Linker:
         """Return the possible successors of each instruction; jumps on a constant have one."""
         follow = successors(code)
         for index, item in enumerate(code):
-            if isinstance(item, JumpFalseCall) and item.cond_value_index not in self._frame.moving:
+            if (
+                isinstance(item, JumpFalseCall)
+                and item.cond_value_index not in self._frame.rebound
+            ):
                 value = self._frame.values[item.cond_value_index]
                 if isinstance(value, Bool):
                     follow[index] = follow[index][:1] if value.bool_val else follow[index][1:]

@@ -35,13 +35,13 @@ class Frame:
     """Values of one method.
 
     Tensor objects never change, so that instructions are bound to them once. Only registers in
-    ``moving`` are looked up at each call.
+    ``rebound`` are looked up at each call.
 
     Attributes:
         values: Values in the file.
         registers: Python value of each: tensor, number, string, list or None.
         specs: Spec of each tensor value, None for other values.
-        moving: Registers that instructions rebind: targets of moves, results of scalar
+        rebound: Registers that instructions rebind: targets of moves, results of scalar
             operators, freed tensors.
         spec_of: Spec of each tensor by ``id(tensor)``.
     """
@@ -50,7 +50,7 @@ class Frame:
         self.values: list[KernelTypes] = [value.val for value in plan.values]
         self.registers: list[object] = [None] * len(self.values)
         self.specs: list[TensorSpec | None] = [None] * len(self.values)
-        self.moving: set[int] = set()
+        self.rebound: set[int] = set()
         self._read_only: set[int] = set()
         for index, value in enumerate(self.values):
             if isinstance(value, TensorValue):
@@ -106,12 +106,12 @@ class Frame:
         if index in self._read_only:
             raise ProgramError(f"{use} is value {index}, a constant or an alias of one")
 
-    def is_moving(self, index: int) -> bool:
+    def is_rebound(self, index: int) -> bool:
         """Return whether the register ``index``, or an item of the list, may be rebound."""
         value = self.values[index]
         if isinstance(value, (IntList, TensorList, OptionalTensorList)):
-            return any(item in self.moving for item in value.items)
-        return index in self.moving
+            return any(item in self.rebound for item in value.items)
+        return index in self.rebound
 
     def fetcher(self, index: int) -> Callable[[], object]:
         """Return a function that reads the register ``index``, or the items of a list."""

@@ -1,4 +1,4 @@
-"""Dequantise stored elements, and round results: the runtime computes in real numbers."""
+"""Dequantise arguments and constants, and quantise results: the runtime computes in float32."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _FOUR_BITS = (XnnDatatype.QCINT4, XnnDatatype.QBINT4)
 _LEAST, _MOST = -128, 127
 
 
-def stored_constant(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tensor:
-    """Return a constant as real numbers; an integer bias stays integer.
+def dequantized_constant(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tensor:
+    """Return a dequantised constant in float32; an integer bias stays integer.
 
     Args:
         value: A constant value.
@@ -66,29 +66,31 @@ def stored_constant(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Ten
         raise BlobError(f"the constant {value.id}: {error}") from error
     if not value.encoding.scheme:
         return stored.float()
-    return stored if dtype is torch.int32 else _scaled(graph, value, stored, named)
+    return stored if dtype is torch.int32 else _dequantize(graph, value, stored, named)
 
 
-def _scaled(graph: XnnGraph, value: XnnValue, stored: torch.Tensor, named: Named) -> torch.Tensor:
-    how = value.encoding
-    if how.scheme == "tensor":
-        return (stored.float() - how.zero_point) * how.scale
+def _dequantize(
+    graph: XnnGraph, value: XnnValue, stored: torch.Tensor, named: Named
+) -> torch.Tensor:
+    encoding = value.encoding
+    if encoding.scheme == "tensor":
+        return (stored.float() - encoding.zero_point) * encoding.scale
     scales = _scales(graph, value, named)
-    if how.scheme == "group":
+    if encoding.scheme == "group":
         rows, width = value.shape
-        row_scales = scales.reshape(rows, -1).repeat_interleave(how.group_size, 1)
+        row_scales = scales.reshape(rows, -1).repeat_interleave(encoding.group_size, 1)
         return stored.float() * row_scales[:, :width]
     sizes = [1] * len(value.shape)
-    sizes[how.channel_dim] = -1
+    sizes[encoding.channel_dim] = -1
     return stored.float() * scales.reshape(sizes)
 
 
 def _scales(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tensor:
-    how = value.encoding
-    if how.scale_constant is None:
-        return torch.tensor(how.scales)
-    data = _data(graph, how.scale_constant, named)
-    dtype = torch.bfloat16 if how.scheme == "group" else torch.float32
+    encoding = value.encoding
+    if encoding.scale_constant is None:
+        return torch.tensor(encoding.scales)
+    data = _data(graph, encoding.scale_constant, named)
+    dtype = torch.bfloat16 if encoding.scheme == "group" else torch.float32
     try:
         return view_tensor(data, dtype, (len(data) // dtype.itemsize,)).float()
     except ValueError as error:
@@ -113,42 +115,46 @@ def channel_scales(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tens
     return _scales(graph, value, named) if value.encoding.scheme == "channel" else None
 
 
-def real(tensor: torch.Tensor, value: XnnValue) -> torch.Tensor:
-    """Return an argument of a call as real numbers."""
-    how = value.encoding
-    return (tensor.float() - how.zero_point) * how.scale if how.scheme else tensor.float()
+def dequantized(tensor: torch.Tensor, value: XnnValue) -> torch.Tensor:
+    """Return a dequantised argument of a call in float32."""
+    encoding = value.encoding
+    return (
+        (tensor.float() - encoding.zero_point) * encoding.scale
+        if encoding.scheme
+        else tensor.float()
+    )
 
 
-def stored(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
-    """Return real numbers in the program's dtype."""
-    how = value.encoding
-    if not how.scheme:
+def quantized(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
+    """Return float32 numbers in the program's dtype, quantised if the value is."""
+    encoding = value.encoding
+    if not encoding.scheme:
         return numbers.to(PROGRAM_DTYPES[value.dtype])
-    integers = (numbers / how.scale).round() + how.zero_point
+    integers = (numbers / encoding.scale).round() + encoding.zero_point
     return integers.clamp(_LEAST, _MOST).to(torch.int8)
 
 
-def rounded(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
-    """Round to the numbers that a value can represent.
+def fake_quantized(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
+    """Return a node's result rounded to the numbers that a value can represent.
 
     Args:
-        numbers: Result of a node in float32.
+        numbers: The result in float32.
 
     Returns:
-        The nearest numbers in the value's datatype and scale, as float32.
+        The nearest numbers in the value's datatype and scale, in float32.
     """
     if value.dtype is XnnDatatype.FP32:
         return numbers
     if value.dtype is XnnDatatype.QDINT8:
-        return _rounded_at_run_time(numbers, value.encoding.nonbatch_dims)
+        return _dynamically_fake_quantized(numbers, value.encoding.nonbatch_dims)
     if not value.encoding.scheme:
         return numbers.to(PROGRAM_DTYPES[value.dtype]).float()
     # The runtime quantises NaN to the largest integer.
-    plain = numbers.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    return real(stored(plain, value), value)
+    without_nan = numbers.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    return dequantized(quantized(without_nan, value), value)
 
 
-def _rounded_at_run_time(numbers: torch.Tensor, dims: int) -> torch.Tensor:
+def _dynamically_fake_quantized(numbers: torch.Tensor, dims: int) -> torch.Tensor:
     axes = list(range(numbers.dim() - max(dims, 1), numbers.dim()))
     low = numbers.amin(axes, keepdim=True).clamp(max=0)
     high = numbers.amax(axes, keepdim=True).clamp(min=0)

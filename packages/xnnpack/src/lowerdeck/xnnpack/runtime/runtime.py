@@ -19,16 +19,16 @@ from lowerdeck.serializer import (
 )
 from lowerdeck.xnnpack.errors import BlobError, DelegateInputError, DelegateRunError
 from lowerdeck.xnnpack.payload import LAYOUT_MARK, Layout, conversion
-from lowerdeck.xnnpack.runtime.image_order import images
 from lowerdeck.xnnpack.runtime.kernels import IGNORE_RANGE, KERNELS
+from lowerdeck.xnnpack.runtime.layouts import channels_last_values
 from lowerdeck.xnnpack.runtime.numbers import (
     COMPUTED,
     PROGRAM_DTYPES,
     bias_factor,
-    real,
-    rounded,
-    stored,
-    stored_constant,
+    dequantized,
+    dequantized_constant,
+    fake_quantized,
+    quantized,
 )
 from lowerdeck.xnnpack.runtime.precision import precision_of
 
@@ -40,14 +40,14 @@ class LoadedPayload:
     """A validated payload, ready to run.
 
     Attributes:
-        constants: The tensors of its constant values, by id.
+        constants: Dequantised constants, by value id.
         inputs: Input values; ``external_id`` is the argument's position.
         outputs: Output values, in order.
-        channels_last: Positions of the channels-last arguments, which the compiler appends to the
-            payload's version string: only the official runtime sees the dim order of the program's
-            tensors.
-        images: Ids of the values with the channels-last layout.
-        factors: Bias factor of each node, by node number.
+        channels_last_arguments: Positions of the channels-last arguments, which the compiler
+            appends to the payload's version string: only the official runtime sees the dim order
+            of the program's tensors.
+        channels_last_values: Ids of the values with the channels-last layout.
+        bias_factors: Factor of each node's bias, by node number.
         values: All values by id.
     """
 
@@ -55,9 +55,9 @@ class LoadedPayload:
     constants: Mapping[int, torch.Tensor]
     inputs: tuple[XnnValue, ...]
     outputs: tuple[XnnValue, ...]
-    channels_last: frozenset[int] = frozenset()
-    images: frozenset[int] = frozenset()
-    factors: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    channels_last_arguments: frozenset[int] = frozenset()
+    channels_last_values: frozenset[int] = frozenset()
+    bias_factors: Mapping[int, torch.Tensor] = field(default_factory=dict)
     values: Mapping[int, XnnValue] = field(default_factory=dict)
 
     @property
@@ -87,11 +87,11 @@ class XnnpackRuntime:
             BlobError: The blob is truncated, damaged, of another version or inconsistent, or its
                 weights do not match it.
         """
-        graph = _checked(blob, {key: len(data) for key, data in named_data.items()})
+        graph = _decode_and_check(blob, {key: len(data) for key, data in named_data.items()})
         values = {value.id: value for value in graph.values}
         try:
             constants = {
-                value.id: stored_constant(graph, value, named_data)
+                value.id: dequantized_constant(graph, value, named_data)
                 for value in graph.values
                 if value.constant
             }
@@ -105,16 +105,17 @@ class XnnpackRuntime:
             raise BlobError(f"its constants do not fit together: {error}") from error
         inputs = [value for value in graph.values if value.flags == XnnValue.INPUT]
         outputs = [value for value in graph.values if value.flags == XnnValue.OUTPUT]
-        outputs.sort(key=_position)
+        outputs.sort(key=_argument_position)
         _check_order(graph, {*constants, *(value.id for value in inputs)})
         first = graph.num_externs - len(outputs)
         if [value.external_id for value in outputs] != list(range(first, graph.num_externs)):
             raise BlobError("the outputs are not the last arguments of the call")
-        if any(_position(value) >= first for value in inputs):
+        if any(_argument_position(value) >= first for value in inputs):
             raise BlobError("an input is among the outputs")
-        last = _channels_last(graph.version)
+        channels_last = _channels_last_arguments(graph.version)
         return LoadedPayload(
-            *(graph, constants, tuple(inputs), tuple(outputs), last, images(graph, last)),
+            *(graph, constants, tuple(inputs), tuple(outputs), channels_last),
+            channels_last_values(graph, channels_last),
             {number: factor for number, factor in factors.items() if factor is not None},
             values,
         )
@@ -164,31 +165,33 @@ class XnnpackRuntime:
             )
         values = dict(handle.constants)
         for value in handle.inputs:
-            tensor = inputs[_position(value)]
+            tensor = inputs[_argument_position(value)]
             dtype = PROGRAM_DTYPES[value.dtype]
-            if not isinstance(tensor, torch.Tensor) or _bytes_as(tensor, dtype) != dtype:
+            if not isinstance(tensor, torch.Tensor) or _view_dtype(tensor, dtype) != dtype:
                 name = str(dtype).removeprefix("torch.")
                 raise DelegateInputError(
                     f"input {value.external_id} must be a {name} tensor, found "
                     f"{getattr(tensor, 'dtype', type(tensor).__name__)}"
                 )
-            tensor = real(tensor, value)
-            last = value.external_id in handle.channels_last
-            values[value.id] = _arranged(tensor, Layout.CHANNELS_LAST) if last else tensor
+            tensor = dequantized(tensor, value)
+            if value.external_id in handle.channels_last_arguments:
+                tensor = _convert_layout(tensor, Layout.CHANNELS_LAST)
+            values[value.id] = tensor
         for number, node in enumerate(handle.graph.nodes):
             start = time.perf_counter_ns()
             (output,) = node.outputs
-            result = _run(node, values, handle.factors.get(number), handle.values[output])
+            result = _run(node, values, handle.bias_factors.get(number), handle.values[output])
             values[output] = result
             end = time.perf_counter_ns()
             if log is not None:
-                plain = _arranged(result, Layout.PLAIN) if output in handle.images else result
+                if output in handle.channels_last_values:
+                    result = _convert_layout(result, Layout.PLAIN)
                 precision = precision_of(node, handle.values)
-                log(node.debug_handle, start, end, (plain,), node.operator.label, precision)
+                log(node.debug_handle, start, end, (result,), node.operator.label, precision)
         return [
-            stored(
-                _arranged(values[value.id], Layout.PLAIN)
-                if value.external_id in handle.channels_last
+            quantized(
+                _convert_layout(values[value.id], Layout.PLAIN)
+                if value.external_id in handle.channels_last_arguments
                 else values[value.id],
                 value,
             )
@@ -196,14 +199,14 @@ class XnnpackRuntime:
         ]
 
 
-def _bytes_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+def _view_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype to reinterpret a tensor's bytes as: int8 for bools, else its own."""
     is_bool = tensor.dtype == torch.bool and dtype == torch.int8
     return dtype if is_bool else tensor.dtype
 
 
-def _arranged(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Return a tensor permuted from the other layout to this one."""
+def _convert_layout(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return a tensor permuted from the other layout to ``layout``."""
     return tensor.permute(conversion(tensor.dim(), layout)) if tensor.dim() > 2 else tensor
 
 
@@ -220,7 +223,7 @@ def _run(
         result = KERNELS[node.operator](node.fields, inputs)
         if node.output_range is not None and node.operator not in IGNORE_RANGE:
             result = result.clamp(*node.output_range)
-        result = rounded(result, output)
+        result = fake_quantized(result, output)
     except _FAULTS as error:
         raise DelegateRunError(
             f"{node.operator.label} (debug identifier {node.debug_handle}): {error}"
@@ -228,11 +231,11 @@ def _run(
     return result
 
 
-def _position(value: XnnValue) -> int:
+def _argument_position(value: XnnValue) -> int:
     return -1 if value.external_id is None else value.external_id
 
 
-def _checked(blob: memoryview, named: Mapping[str, int]) -> XnnGraph:
+def _decode_and_check(blob: memoryview, named: Mapping[str, int]) -> XnnGraph:
     """Decode a payload and check that both runtimes can execute it."""
     try:
         graph = decode_payload(blob)
@@ -261,7 +264,8 @@ def _check_computable(graph: XnnGraph) -> None:
             )
 
 
-def _channels_last(version: str) -> frozenset[int]:
+def _channels_last_arguments(version: str) -> frozenset[int]:
+    """Return the positions that a payload's version string lists."""
     _, mark, positions = version.partition(LAYOUT_MARK)
     words = positions.split(" ")[1:] if mark else []
     if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
