@@ -145,7 +145,7 @@ def table() -> str:
             lines.append(f"| {package} | none: it never imports torch |")
         else:
             names = ", ".join(f"`{name}`" for name in touched_names(package))
-            lines.append(f"| {package} | {names or 'none: torch-base knows what it needs'} |")
+            lines.append(f"| {package} | {names or 'none'} |")
     return "\n".join(lines)
 
 

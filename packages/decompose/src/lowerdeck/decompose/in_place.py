@@ -31,7 +31,8 @@ def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
     Node names, metadata and order are unchanged.
 
     Returns:
-        The copy, which shares all tensors; None if written memory has aliases, or other writes.
+        The copy, which shares all tensors; None if mutated memory has aliases, or if an operator
+        that mutates it has no functional variant.
     """
     if any(map(writes_in_place, list(graphs_of(program.graph_module))[1:])):
         return None

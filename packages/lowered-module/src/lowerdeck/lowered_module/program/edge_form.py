@@ -95,7 +95,7 @@ def edge_form(program: ExportedProgram) -> ExportedProgram:
 def leave_edge_form(program: ExportedProgram, parts: Iterable[ExportedProgram] = ()) -> None:
     """Restore, in place, the operators and scalars that :func:`edge_form` replaced.
 
-    A call that was changed meanwhile gets torch's operator of the same name.
+    A call whose operator was replaced in between gets torch's operator of the same name.
 
     Args:
         program: A program from :func:`edge_form`, possibly changed; other programs are left

@@ -64,15 +64,15 @@ def refuse_lost_mutation(
             )
             raise AliasingError(
                 f"partition {tag!r} {lost}, and a delegate passes values only: leave these nodes "
-                "out of partitions, or write the model without the write in place"
+                "out of partitions, or write the model without the in-place write"
             )
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    """Return ``program`` without in-place writes, and otherwise with its own operators.
+    """Functionalize a program without decomposing its operators.
 
     Args:
-        program: Any program; not changed, and returned itself if nothing writes.
+        program: Any program; not changed, and returned itself if nothing is written in place.
 
     Raises:
         AliasingError: torch cannot functionalize a write.
@@ -87,7 +87,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             reason = f"torch cannot make the program functional ({type(error).__name__}: {reason})"
         raise AliasingError(
             f"the program writes in place, and a delegate passes values only; but {reason}. Write "
-            "the model without the write in place"
+            "the model without the in-place write"
         ) from error
 
 

@@ -177,7 +177,10 @@ def _chain(index: Any, roots: Mapping[Node, Node]) -> list[Node]:
 def _table(
     weight: torch.Tensor, chain: Sequence[Node], least: int, most: int
 ) -> torch.Tensor | None:
-    """Return the rows of a weight that integers of a range select, or None if it is too large."""
+    """Return the rows of a weight for each integer from ``least`` to ``most``.
+
+    None if they exceed ``_MOST_BYTES``, or the weight has too few rows.
+    """
     if (most - least + 1) * weight[:1].nbytes > _MOST_BYTES:
         return None
     root = chain[0]

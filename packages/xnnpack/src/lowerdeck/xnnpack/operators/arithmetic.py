@@ -1,4 +1,4 @@
-"""Binary arithmetic with broadcasting, and with numbers."""
+"""Binary arithmetic of tensors, with broadcasting, and of tensors and scalars."""
 
 from __future__ import annotations
 

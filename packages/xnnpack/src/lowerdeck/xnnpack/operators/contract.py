@@ -143,7 +143,8 @@ def function(build: Build, *refusals: Refusal, **options: Any) -> Operator:
 
     Args:
         build: Adds the nodes. If the operator clamps, it must apply ``call.limits``.
-        *refusals: As for :class:`Operator`, whose other options follow.
+        *refusals: As for :class:`Operator`.
+        **options: Other fields of :class:`Operator`.
     """
 
     def emit(emission: Emission, call: Call) -> None:

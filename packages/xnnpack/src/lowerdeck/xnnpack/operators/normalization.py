@@ -85,7 +85,8 @@ def _summed_parts(emission: Emission, tensor: Tracked) -> Tracked:
 def _pooled_parts(emission: Emission, tensor: Tracked) -> Tracked:
     """Return the mean of each 16 consecutive elements of each row.
 
-    For rows of thousands pooling takes a quarter of the time of a linear layer, and no weights.
+    For rows of thousands of elements, pooling takes a quarter of the time of a linear layer, and
+    needs no weights.
     """
     *rows, width = tensor.shape
     parts = math.ceil(int(width) / _PART)

@@ -171,7 +171,7 @@ def _choose_refusal(call: Call) -> str | None:
 
 
 def unrounded(node: Node, is_multiplied: Callable[[Node], bool]) -> str | None:
-    """Return why the users of dynamically quantised rows cannot quantise them, or None.
+    """Return why dynamically quantised rows cannot stay quantised for their users, or None.
 
     Args:
         node: A node of a chain of dynamic quantisation.

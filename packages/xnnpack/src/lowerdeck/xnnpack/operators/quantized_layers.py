@@ -146,7 +146,7 @@ def output_scales(weight: Quantized, axis: int, repeats: int) -> torch.Tensor:
         FloatNeededError: The scales run along another dimension.
     """
     if weight.group or weight.axis not in (None, axis):
-        raise FloatNeededError("its weight's scales run along another dimension than its outputs")
+        raise FloatNeededError("its weight's scales are not per output channel")
     return weight.scales if weight.axis is None else weight.scales.repeat(repeats)
 
 
@@ -220,7 +220,7 @@ def _check_groups(weight: Quantized, *, rounds: bool) -> None:
 def _matrix(weight: Quantized) -> Filters:
     _check_groups(weight, rounds=False)
     if weight.axis not in (None, 0):
-        raise FloatNeededError("its weight's scales run along another dimension than its outputs")
+        raise FloatNeededError("its weight's scales are not per output channel")
     quantized = symmetric(weight)
     return Filters(quantized.data, quantized.scales, 0, quantized.bits)
 
