@@ -48,14 +48,14 @@ def is_peers(value: object) -> bool:
 
 
 def edge_operator(target: object) -> Any:
-    """Return torch's operator behind one of ExecuTorch's Edge dialect, None for others."""
+    """Return torch's operator of an Edge dialect operator, None for other objects."""
     # The attribute of ExecuTorch's class; no public one exists.
     operator = getattr(target, "__dict__", {}).get("_op") if is_peers(target) else None
     return operator if isinstance(operator, OpOverload) else None
 
 
 def is_allocation(target: object) -> bool:
-    """Return whether a function is exir's that allocates memory for a kernel to use."""
+    """Return whether a function is exir's ``alloc``, which allocates memory for a kernel."""
     return target is not None and target is _loaded("memory", "alloc")
 
 

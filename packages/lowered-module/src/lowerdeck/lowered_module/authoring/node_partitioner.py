@@ -41,8 +41,8 @@ class NodePartitioner(Partitioner):
         compile_specs: The compile specs of each partition.
         min_nodes: Smallest number of nodes in a partition.
         owns_state: Whether delegates keep the buffers that they mutate.
-        computes_ahead: Whether partitions include nodes that no input changes, for backends that
-            compile from a ``PartitionView``.
+        computes_ahead: Whether partitions include nodes that do not depend on inputs, for backends
+            that compile from a ``PartitionView``.
 
     Attributes:
         report: Reasons for the nodes of the last program that are not delegated.
@@ -154,7 +154,7 @@ class NodePartitioner(Partitioner):
         return proposal, ahead
 
     def _ahead(self, calls: Sequence[Node], constants: Collection[str]) -> dict[Node, None]:
-        """Return calls with an objection that no input changes, and the calls these depend on."""
+        """Return undelegated calls that depend on no input, and the calls that they depend on."""
         self.known = constants
         computable = foldable_nodes(calls, constants, in_memory=True)
         needed: set[Node] = set()

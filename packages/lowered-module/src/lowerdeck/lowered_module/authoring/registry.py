@@ -173,7 +173,7 @@ def _short(name: str) -> str:
 
 
 def _different(candidates: Iterable[Any]) -> list[Any]:
-    """Return the newest class of each definition: notebook cells define classes again."""
+    """Return the newest class of each name: notebook cells redefine classes."""
     return list({_describe(candidate): candidate for candidate in candidates}.values())
 
 

@@ -35,7 +35,7 @@ def first_edit(before: GraphModule, after: GraphModule) -> str | None:
 
 
 def _forms(graph_module: GraphModule) -> list[tuple[Node | None, object]]:
-    """Return each node with what is compared of it; nodes count by their positions."""
+    """Return the compared parts of each node; arguments that are nodes appear by position."""
     places = {node: f"%{place}" for place, node in enumerate(graph_module.graph.nodes)}
     return [
         (

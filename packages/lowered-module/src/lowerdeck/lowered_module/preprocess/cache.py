@@ -70,7 +70,7 @@ class ResultCache:
         """Return the result stored under ``key``, or None.
 
         Args:
-            key: From ``content_key``; None is never found.
+            key: From ``content_key``; None returns None.
         """
         if key is None:
             return None
@@ -203,7 +203,7 @@ def _encoded(key: str, result: Any) -> bytes:
 
 
 def _decoded(key: str, entry: bytes) -> PreprocessResult:
-    """Return the result of an entry; raise any exception if it is no entry of this key."""
+    """Return the result of an entry; raise any exception if it is not an entry of this key."""
     start = hashlib.sha256().digest_size
     end = entry.index(b"\n", start) + 1
     if hashlib.sha256(memoryview(entry)[start:]).digest() != entry[:start]:

@@ -119,7 +119,7 @@ def make_delegate(
 
 
 def _failure(cut: Cut, error: BaseException) -> PreprocessError:
-    """Return the exception for an error of a partition's backend."""
+    """Return a ``PreprocessError`` for an exception of a partition's backend."""
     said = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
     lines: dict[str, None] = {}
     for node in cut.program.graph.nodes:

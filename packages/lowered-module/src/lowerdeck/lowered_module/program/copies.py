@@ -95,7 +95,7 @@ def _unless_lent(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_lent(tensor: torch.Tensor) -> bool:
-    """Return whether torch cannot replace a tensor's memory, so that it has no lazy copy."""
+    """Return whether torch does not own a tensor's memory: it has no copy-on-write copy."""
     try:
         return not tensor.untyped_storage().resizable()
     except (NotImplementedError, RuntimeError):

@@ -86,9 +86,9 @@ def foldable_nodes(
 
 
 def mode_stretches(nodes: Iterable[Node], behaviours: Behaviours) -> dict[Node, int]:
-    """Return the number of mode changes before each node.
+    """Return the number of mode changes (such as ``no_grad``) before each node.
 
-    A partition is called once, in one mode, so it must not contain nodes of two stretches.
+    A partition is called in one mode, so it must not contain nodes with different numbers.
 
     Args:
         nodes: The nodes of a graph, in order.

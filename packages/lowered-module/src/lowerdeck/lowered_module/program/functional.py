@@ -94,8 +94,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 def changing_inputs(program: ExportedProgram) -> set[Node]:
     """Return the placeholders whose memory a call of ``program`` changes.
 
-    Through in-place writes, also to views, and mutations in the signature; including placeholders
-    that overlap one of these, or that another method changes.
+    It is changed by in-place writes, also to views, and by mutations in the signature.
+    Placeholders that overlap such memory, or that another method changes, are included.
 
     Args:
         program: Any program, without its nested graphs.
@@ -135,7 +135,7 @@ def used_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
     """Return the memory that any of ``programs`` reads or writes.
 
     Args:
-        programs: They hold the memory.
+        programs: Methods of one file.
     """
     return MemoryMap(
         Extent.of(tensor)

@@ -325,13 +325,13 @@ def _emit_outputs(
         value = node.meta["val"]
         encoding = None if value.dtype == torch.int8 else _EXTERNAL.get(value.dtype, FLOAT)
         tracked, layout = emission.of(node), layout_of(value)
-        if has_windows and _may_be_no_images(value.shape, ranges):
+        if has_windows and _may_have_empty_batch(value.shape, ranges):
             tracked = emission.sized(tracked, layout)
         emission.external_output(tracked, position, layout, encoding)
         emission.sources[first_added:] = [(node,)] * (len(emission.sources) - first_added)
 
 
-def _may_be_no_images(shape: Sequence[Dim], ranges: Mapping[Any, Any]) -> bool:
+def _may_have_empty_batch(shape: Sequence[Dim], ranges: Mapping[Any, Any]) -> bool:
     """Return whether only the batch size of an image tensor is symbolic, and may be 0."""
     symbols = [axis for axis, size in enumerate(shape) if not is_fixed(size)]
     return len(shape) == 4 and symbols == [0] and size_range(shape[0], ranges)[0] == 0

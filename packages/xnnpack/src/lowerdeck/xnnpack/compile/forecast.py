@@ -27,9 +27,9 @@ UNSEEN = "quantised without a look"
 
 
 def unseen_weights(nodes: Sequence[Node], constants: Collection[str]) -> dict[str, str]:
-    """Find weights that were quantised by an observer that was never run.
+    """Find weights whose observer was never called before ``convert_pt2e``.
 
-    Its scale is 1.0, which rounds nearly all elements of a weight to 0.
+    Such a weight has a scale of 1.0, which rounds nearly all of its elements to 0.
 
     Args:
         nodes: The delegated nodes.

@@ -188,7 +188,7 @@ def _proposed(
     constants: Collection[str],
     foldable: Sequence[Node],
 ) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
-    """Return each node's refusal reason or None, the partitions, and layers computed in float.
+    """Return each node's reason for refusal (or None), the partitions, and layers in float.
 
     The last are reasons by name of the layer; None if nothing is quantised.
     """
@@ -204,7 +204,7 @@ def _proposed(
         delegated = [node for node, reason in reasons.items() if reason is None]
         in_float, left = integer_weights(delegated, constants)
         reasons.update(left)
-        _leave_unread(reasons, constants, whole)
+        _refuse_unread_operands(reasons, constants, whole)
         delegated = [node for node, reason in reasons.items() if not reason]
         groups = list(_inseparable(delegated, constants))
     graph = nodes[0].graph if nodes else program.graph
@@ -286,7 +286,7 @@ def _tag_sizes(program: ExportedProgram) -> None:
             (node.meta["delegation_tag"],) = tags
 
 
-def _serves(node: Node, constants: Collection[str]) -> bool:
+def _only_prepares_operand(node: Node, constants: Collection[str]) -> bool:
     """Return whether a node only prepares an operand of a layer."""
     if name_of(node) == INNER_TENSOR or is_weight(node, constants) or is_dynamic(node):
         return True
@@ -295,7 +295,9 @@ def _serves(node: Node, constants: Collection[str]) -> bool:
     return is_item and isinstance(source, Node) and is_dynamic(source)
 
 
-def _leave_unread(reasons: Reasons, constants: Collection[str], whole: MatchedGraph) -> None:
+def _refuse_unread_operands(
+    reasons: Reasons, constants: Collection[str], whole: MatchedGraph
+) -> None:
     """Refuse nodes that only prepare operands of a refused layer, and vice versa."""
     changed = True
     while changed:
@@ -311,7 +313,7 @@ def _companions(
     node: Node, constants: Collection[str], whole: MatchedGraph
 ) -> Iterator[tuple[Node, str | None]]:
     """Yield nodes that must be delegated with a node, each with the reason to refuse the node."""
-    for reader in node.users if _serves(node, constants) else ():
+    for reader in node.users if _only_prepares_operand(node, constants) else ():
         if reader.target is not ASSERTION:
             yield reader, f"{reader.name}, which reads it, is left to other kernels"
     entry = entry_of(node)
@@ -332,7 +334,7 @@ def _inseparable(nodes: Sequence[Node], constants: Collection[str]) -> Iterable[
     """
     groups: dict[Node, list[Node]] = {}
     for node in nodes:
-        if _serves(node, constants):
+        if _only_prepares_operand(node, constants):
             for user in node.users:
                 if user.target is not ASSERTION:
                     _join(groups, node, user)

@@ -181,7 +181,7 @@ class Emission(Values):
         return existing
 
     def _held(self, tracked: Tracked) -> Tracked:
-        """Return a tensor in the encoding that the nodes under construction read."""
+        """Return a tensor in the encoding of the current node's operands."""
         if self.reads is not None:
             return self.in_encoding(tracked, self.reads)
         if self.writes.is_int8 and tracked.encoding == FLOAT and tracked.tensor is not None:
@@ -442,7 +442,7 @@ class Emission(Values):
 
 
 def _converts(source: XnnEncoding, target: XnnEncoding) -> bool:
-    """Return whether one Convert node is exact; otherwise convert by way of float32."""
+    """Return whether a single Convert node is exact; other conversions go through float32."""
     if source.is_int8 and target.is_int8:
         # Above this ratio the runtime silently returns garbage.
         return source.scale / target.scale <= MOST_RESCALED

@@ -1,9 +1,9 @@
 """Reshapes with several symbolic sizes; the runtime's reshape infers only one.
 
-Static sizes are split and merged between symbolic ones, which keep their order, as for heads of
-attention: ``[batch, tokens, 64]`` to ``[batch, tokens, 4, 16]``. The runtime adds a dimension of
-size 1 by a broadcast multiplication, and drops two by an average; slices and concatenations split
-and merge the others.
+Symbolic sizes keep their order, and static sizes between them are split or merged, as for heads of
+attention: ``[batch, tokens, 64]`` to ``[batch, tokens, 4, 16]``. A broadcast multiplication adds a
+dimension of size 1, and an average drops two of them; slices split static dimensions, and
+concatenations merge them.
 """
 
 from __future__ import annotations

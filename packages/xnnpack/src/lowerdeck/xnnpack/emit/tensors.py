@@ -84,7 +84,7 @@ class Quantized:
         return Quantized(data.to(torch.int8), self.scales, empty, self.axis, self.group, bits)
 
     def _moved(self) -> torch.Tensor:
-        """Return the integers minus their zero points."""
+        """Return the integers with their zero points subtracted."""
         return self.data.to(torch.int16) - self._spread(self.zero_points.to(torch.int16))
 
     def centred(self) -> Quantized | None:

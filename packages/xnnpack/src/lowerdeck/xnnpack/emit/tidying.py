@@ -36,7 +36,7 @@ def tidy(emission: Emission) -> None:
     _fold_padding(emission.graph)
     _part_layers(emission)
     _drop_unread(emission)
-    _keep_images(emission)
+    _keep_image_layout(emission)
     merge_moves(emission)
     _drop_unread(emission)
     readers = defaultdict[int, set[XnnOperator]](set)
@@ -75,14 +75,14 @@ class _Uses:
 # -- lines as images
 
 
-def _keep_images(emission: Emission) -> None:
+def _keep_image_layout(emission: Emission) -> None:
     """Keep the image layout between 1-D convolutions instead of converting to lines.
 
     A 1-D convolution converts its result from an image of one row to a line, and the next one
     converts it back, which is a copy if the line has other readers.
     """
     graph = emission.graph
-    if not any(_turns_lines(graph, node) for node in graph.nodes):
+    if not any(_converts_between_images_and_lines(graph, node) for node in graph.nodes):
         return
     uses = _Uses(graph)
     images: dict[int, int] = {}
@@ -110,7 +110,7 @@ def _keep_images(emission: Emission) -> None:
         _replace(emission, changed)
 
 
-def _turns_lines(graph: XnnGraph, node: XnnNode) -> bool:
+def _converts_between_images_and_lines(graph: XnnGraph, node: XnnNode) -> bool:
     """Return whether a node converts images of one row to lines, or vice versa."""
     if node.operator is not XnnOperator.STATIC_RESHAPE:
         return False

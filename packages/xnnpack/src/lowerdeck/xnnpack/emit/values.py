@@ -173,7 +173,7 @@ class Values:
         return constant
 
     def _encoded(self, tensor: torch.Tensor, encoding: XnnEncoding) -> torch.Tensor:
-        """Return real numbers converted to an encoding."""
+        """Return float numbers converted to an encoding."""
         if not encoding.is_int8:
             return self.scratch.convert(tensor, _PLAIN[encoding])
         scale = float_of(encoding.scale)

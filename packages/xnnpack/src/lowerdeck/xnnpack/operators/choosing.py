@@ -52,7 +52,7 @@ def choice_refusal(shape: Sequence[Dim], indices: Sequence[int]) -> str | None:
 
 
 def _few(shape: Sequence[Dim]) -> float:
-    """Return the size up to which to reverse by element; longer dimensions use reshapes."""
+    """Return the largest size that is reversed element by element; others use reshapes."""
     return _FEW if sum(not is_fixed(size) for size in shape) < 2 else math.inf
 
 
@@ -96,10 +96,10 @@ def _reversed(emission: Emission, tracked: Tracked, axis: int) -> Tracked:
     shape = tracked.shape
     before, size, after = math.prod(shape[:axis]), int(shape[axis]), math.prod(shape[axis + 1 :])
     flat = (before, size, after)
-    return emission.view(_turned(emission, emission.view(tracked, flat)), shape)
+    return emission.view(_reverse_rows(emission, emission.view(tracked, flat)), shape)
 
 
-def _turned(emission: Emission, tracked: Tracked) -> Tracked:
+def _reverse_rows(emission: Emission, tracked: Tracked) -> Tracked:
     """Return a 3-D tensor with the second dimension reversed.
 
     Swap the halves, then the halves of all halves at once: the number of nodes is logarithmic in
@@ -114,10 +114,10 @@ def _turned(emission: Emission, tracked: Tracked) -> Tracked:
     if size <= _FEW:
         return joined(emission, [piece(index, 1) for index in range(int(size))[::-1]], 1)
     if rest:
-        turned = _turned(emission, piece(0, 2 * half))
+        turned = _reverse_rows(emission, piece(0, 2 * half))
         return joined(emission, [piece(2 * half, 1), turned], 1)
     halves = joined(emission, [piece(half, half), piece(0, half)], 1)
-    turned = _turned(emission, emission.view(halves, (before * 2, half, after)))
+    turned = _reverse_rows(emission, emission.view(halves, (before * 2, half, after)))
     return emission.view(turned, (before, size, after))
 
 

@@ -30,9 +30,9 @@ class Mask:
     """Effect of a mask on an attention.
 
     Attributes:
-        added: Bias of the scores; None for 0.
-        kept: 0 for each fully masked row, else 1; None if there is none. torch's result is 0 in
-            such rows, where a softmax over only -inf would be NaN.
+        added: Bias that is added to the scores; None for 0.
+        kept: Factor of each row of the result: 0 for fully masked rows, else 1; None if there are
+            none. torch returns 0 for such rows, whose softmax would be NaN.
     """
 
     added: Tracked | None

@@ -1,4 +1,4 @@
-"""Emission of slices, selections, splits and joins, and reasons to refuse them."""
+"""Slices, selections, splits and concatenations."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def _slice_refusal(call: Call) -> str | None:
     start, end = call.args["start"] or 0, call.args["end"]
     if not all(map(is_fixed, (start, end or 0))):
         return "its bounds are symbolic"
-    return _place_refusal(call, start, call.result[call.axis()])
+    return _dynamic_slice_refusal(call, start, call.result[call.axis()])
 
 
-def _place_refusal(call: Call, first: int, length: Dim) -> str | None:
-    """Refuse parts of a symbolic size other than its first element.
+def _dynamic_slice_refusal(call: Call, first: int, length: Dim) -> str | None:
+    """Refuse slices of a dynamic dimension other than its first element.
 
-    XNNPACK does not check that a shorter input has the others.
+    XNNPACK does not check that the elements exist in a shorter input.
     """
     is_first = first == 0 and is_fixed(length) and length == 1
     return None if is_first else fixed_axis(call)
@@ -192,7 +192,7 @@ PIECES: Table = table(
         "select.int select_copy.int": move(
             _select,
             _INDEX,
-            lambda call: _place_refusal(call, call.args["index"], 1),
+            lambda call: _dynamic_slice_refusal(call, call.args["index"], 1),
             _squeeze_refusal,
             **_OPTIONS,
         ),

@@ -60,7 +60,7 @@ def is_dynamic(node: Node) -> bool:
 
 
 def chosen_by(scale: Node) -> Node:
-    """Return the node that computes a scale, skipping a getitem."""
+    """Return the node that chooses a dynamic scale, skipping a getitem."""
     source = scale.args[0] if scale.op == "call_function" and scale.args else None
     return source if isinstance(source, Node) else scale
 
@@ -146,7 +146,7 @@ def _dequantize_refusal(call: Call) -> str | None:
 
 
 def _nothing(emission: Emission, call: Call) -> None:
-    """Emit nothing: only quantise nodes read the scales, and the runtime computes its own."""
+    """Emit nothing for chosen scales: the runtime computes its own."""
 
 
 def _choose_refusal(call: Call) -> str | None:

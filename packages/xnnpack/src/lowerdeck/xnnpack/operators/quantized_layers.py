@@ -56,7 +56,8 @@ def store_static(
         source: Encoding of the input.
 
     Raises:
-        FloatNeededError: The runtime cannot rescale sums to the result, or hold the bias.
+        FloatNeededError: The runtime cannot rescale the sums to the result's scale, or the bias
+            exceeds int32.
     """
     products = filters.scales.double() * source.scale
     if bool((products / emission.writes.scale >= MOST_COARSE).any()):

@@ -15,7 +15,7 @@ _LAST = Layout.CHANNELS_LAST
 _INTO_PIXELS = (0, 1, 4, 2, 5, 3)
 
 
-def _permuted_apart(
+def _split_permute_merge(
     e: Emission, x: Tracked, call: Call, apart: Sequence[Dim], order: Sequence[int]
 ) -> Tracked:
     """Split, permute and merge dimensions in memory order.
@@ -36,7 +36,7 @@ def _pixel_shuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
         Layout.PLAIN: (number, channels, factor, factor, height, width),
         _LAST: (number, height, width, channels, factor, factor),
     }
-    return _permuted_apart(e, x, call, apart[x.preferred], _INTO_PIXELS)
+    return _split_permute_merge(e, x, call, apart[x.preferred], _INTO_PIXELS)
 
 
 def _channel_shuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -44,10 +44,10 @@ def _channel_shuffle(e: Emission, x: Tracked, call: Call) -> Tracked:
     groups = int(call.args["groups"])
     group_channels = int(channels) // groups
     if x.preferred is _LAST:
-        return _permuted_apart(
+        return _split_permute_merge(
             e, x, call, (number, height, width, groups, group_channels), (0, 1, 2, 4, 3)
         )
-    return _permuted_apart(
+    return _split_permute_merge(
         e, x, call, (number, groups, group_channels, height, width), (0, 2, 1, 3, 4)
     )
 

@@ -1,7 +1,7 @@
 """Users of dynamically quantised rows: layers with integer weights, and others.
 
-The runtime quantises rows only inside such a layer. In a delegate any other user would read
-unrounded rows.
+The runtime quantises rows only as inputs of such layers. Any other user in the delegate would read
+float rows that are not rounded.
 """
 
 from __future__ import annotations

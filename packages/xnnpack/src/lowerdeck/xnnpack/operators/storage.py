@@ -127,9 +127,10 @@ def _integers(
 
 
 def rounded_after(node: Node) -> XnnEncoding | None:
-    """Return the encoding to which all readers quantise a result, or None.
+    """Return the encoding to which all users quantise a result, or None.
 
-    Data movement is skipped: a decomposed layer is a product between two views.
+    Views between the result and its users are skipped: a decomposed layer is a product between two
+    views.
     """
     encodings = {
         static_encoding(user)
