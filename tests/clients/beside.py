@@ -37,7 +37,7 @@ CLASSES = (
     *("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "ViTModel", "SwinModel"),
     *("ResNetModel", "CLIPModel", "MixtralForCausalLM"),
 )
-HEADING = "## Beside transformers' own exporter"
+HEADING = "## Comparison with transformers' own exporter"
 _RUNS = 11
 
 
@@ -116,10 +116,10 @@ def section(rows: Iterable[run.Record]) -> str:
     text = [
         HEADING,
         "",
-        "What `nox -s clients -- beside --write` found: transformers' `ExecutorchExporter`, which",
-        "lowers with exir 1.4.1 under patches of torch and exir, and `LowerdeckExporter`, each in",
-        "a process of its own with 240 s of CPU: CPU time of lowering, delegates and kernel",
-        "calls, median time of a call in the official runtime.",
+        "`nox -s clients -- beside --write` compares transformers' `ExecutorchExporter`, which",
+        "patches torch and exir and lowers with exir 1.4.1, with `LowerdeckExporter`, each in",
+        "a separate process limited to 240 s of CPU: CPU time of lowering; delegates, kernel",
+        "calls; median time of a call in the official runtime.",
         "",
         "| class | sizes | exir | Lowerdeck |",
         "|---|---|---|---|",

@@ -182,7 +182,7 @@ def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
 
     torch's retrace overrides all composites like this, so that they are decomposed below autograd,
     where views of parameters require no gradients, and in C++, where conversions check no
-    metadata. Only the traced operator needs it here.
+    metadata. Here only the traced operator is overridden.
 
     Args:
         operator: The target of a call; the result is empty unless it is a preservable composite.

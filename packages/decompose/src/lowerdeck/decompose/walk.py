@@ -374,7 +374,7 @@ class Walk:
         return None if steps is None else value
 
     def _filled(self, node: Node, first: Value, second: Value, number: Any) -> Any:
-        """Add ``where`` with a number and return its result, or None if that converts a dtype."""
+        """Add ``where`` with a scalar operand; return None if torch would convert a dtype."""
         is_mask_first = node.target is _ATEN.where.ScalarOther
         mask, value = (first, second) if is_mask_first else (second, first)
         facts = self.writer.facts(self.current(value))

@@ -107,7 +107,7 @@ def var_mean(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Any:
-    """Return ``var`` and ``mean`` separately for few elements: the kernel's mean is NaN then."""
+    """Return ``var`` and ``mean`` separately for few elements, where the kernel's mean is NaN."""
     dims = range(self.dim()) if not dim else [d % max(self.dim(), 1) for d in dim]
     sizes = [self.size(d) for d in dims] if self.dim() else [1]
     # While tracing, torch assumes every dynamic size to be at least 2.

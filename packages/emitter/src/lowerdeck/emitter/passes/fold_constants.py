@@ -83,7 +83,7 @@ class _Folder:
             for inner in blocks_of(operation):
                 # Values of an inner block do not dominate the operations after it.
                 self.block(inner, dict(values_by_key))
-            if isinstance(operation, Call) and _gives_nothing(operation):
+            if isinstance(operation, Call) and _fold_empty(operation):
                 continue
             if isinstance(operation, Call) and self._is_fixed(operation):
                 if self._folded(operation):
@@ -109,13 +109,13 @@ class _Folder:
 
     def _is_of_sizes(self, call: Call) -> bool:
         """Return whether ``call`` depends only on sizes, like position ids and attention masks."""
-        return _gives_tensors(call) and all(
+        return _is_foldable(call) and all(
             isinstance(value, ScalarValue) or value in self._of_sizes or self._known(value)
             for value in values_in(call.args)
         )
 
     def _is_fixed(self, call: Call) -> bool:
-        if not _gives_tensors(call):
+        if not _is_foldable(call):
             return False
         if any(isinstance(out, TensorValue) and out.dynamic for out in call.outs):
             return False
@@ -147,15 +147,15 @@ class _Folder:
         return bool(root.key) and self._stem_of is not None and self._stem_of(root.key) is not None
 
 
-def _gives_tensors(call: Call) -> bool:
+def _is_foldable(call: Call) -> bool:
     """Return whether ``call`` is repeatable and returns only tensors."""
     if not isinstance(call.target, OpOverload) or not is_repeatable(call.target):
         return False
     return bool(call.outs) and all(isinstance(out, TensorValue) for out in call.outs)
 
 
-def _gives_nothing(call: Call) -> bool:
-    """Make empty results constants, which some kernels reject; return whether it did."""
+def _fold_empty(call: Call) -> bool:
+    """Replace empty results, which some kernels reject, by constants; return whether they are."""
     if call.effect or not call.outs:
         return False
     for out in call.outs:

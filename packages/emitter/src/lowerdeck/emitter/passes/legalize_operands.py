@@ -160,9 +160,9 @@ def _linear(call: Call, before: list[Operation]) -> list[Operation] | None:
 def _roll(
     ranges: Mapping[Any, Any], call: Call, _before: list[Operation]
 ) -> list[Operation] | None:
-    """Join slices of dynamic sizes, a fiftieth of the time of the kernel.
+    """Replace a roll of dynamic sizes by slices and a concatenation, in a fiftieth of the time.
 
-    Slices of sizes that may be less than a shift have other sizes then.
+    Not applicable if a size may be less than its shift.
     """
     result, shifts, dims = call.args
     out: Any = call.outs[0]

@@ -112,7 +112,7 @@ def checked_order(order: Iterable[tuple[Node, Node]], tree: RegionTree) -> list[
     for before, after in pairs:
         if tree.position.get(before, -1) >= tree.position.get(after, -1):
             raise RegionError(
-                f"order asks for {before.name!r} before {after.name!r}; expected two nodes that "
-                "the graph has in this order."
+                f"order has {before.name!r} before {after.name!r}; expected two nodes that are in "
+                "this order in the graph."
             )
     return pairs

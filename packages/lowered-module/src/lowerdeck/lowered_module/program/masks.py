@@ -334,7 +334,11 @@ def _is_true(mask: Any, facts: Mapping[Any, Any]) -> bool:
 
 
 def _becomes_view(node: Node, facts: dict[Node, Any]) -> bool:
-    """Replace a gather at all positions of each dimension, in order; return whether it was one."""
+    """Replace indexing by each dimension's positions, which is a no-op, by a view.
+
+    Returns:
+        Whether the node was replaced.
+    """
     args = arguments_of(node)
     source, indices = args["self"], args["indices"]
     rank = len(shape_of(node))

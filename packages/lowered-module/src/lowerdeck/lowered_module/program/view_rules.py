@@ -219,8 +219,8 @@ def unmerged_sizes(graph: Graph) -> dict[Node, Parts]:
 def _spares_views(parts: Parts) -> bool:
     """Return whether unmerged sizes may save views.
 
-    Reshapes carry one dynamic size. Batches of windows merge three into it, which unmerged leave
-    too few dimensions for heads of attention.
+    A reshape supports one dynamic size. The batch of a window partition merges three of them;
+    unmerged, they leave too few dimensions for the heads of an attention.
     """
     dynamic = [sum(map(varies, part)) for part in parts if any(map(varies, part))]
     return sum(dynamic) >= SEVERAL and (dynamic != [_WINDOWS] or len(parts) < MATRIX)

@@ -175,9 +175,9 @@ def _alike(call: Arguments, at: int, other: int) -> str | None:
 
 
 def _not_constant(call: Arguments, at: int) -> str | None:
-    """Check that a tensor is not a constant: the kernel trusts its numbers."""
+    """Check that a tensor is not a constant: the kernel does not check its elements."""
     if is_constant(call.value(at)):
-        return f"found a constant as argument {at}, whose numbers the kernel does not check"
+        return f"found a constant as argument {at}, whose elements the kernel does not check"
     return None
 
 

@@ -74,7 +74,7 @@ class Emission(Values):
         if tensor is None:
             raise UnsupportedNodeError(
                 f"XnnpackBackend needs the data of {describe_node(node)} ahead of time, but the "
-                "partition is given it at run time: tag the constant with the node that reads it"
+                "partition reads it as an input: tag the constant with the node that reads it"
             )
         return tensor
 
