@@ -409,7 +409,8 @@ def oldest(session: nox.Session, package: str) -> None:
         for one in wanted.items()
     ):
         session.skip("its oldest siblings are the newest, which `alone -- whole` tests")
-    _borrow_torch(session)
+    if package not in TORCH_FREE:
+        _borrow_torch(session)
     session.install("build", "hatchling", *TEST_TOOLS, *DEV)
     here = Path(session.create_tmp()).resolve()
     shutil.rmtree(here / "old", ignore_errors=True)
