@@ -29,6 +29,7 @@ from tools.workspace import (  # noqa: E402  (tools/ is beside this file, not on
     import_name,
     is_known,
     oldest_siblings,
+    project,
     released_commit,
     restore_tag,
     siblings,
@@ -154,10 +155,13 @@ def _chosen(session: nox.Session) -> tuple[list[str], list[str]]:
 
 def _test_installed(session: nox.Session, package: str, *options: str) -> None:
     """Run a package's tests from a copy, where nothing of the sources is in reach."""
-    session.install("hatchling", *DEV)
-    # Not editable, and with what is there: torch, and siblings that the package declares.
-    needed = [f"./packages/{one}" for one in TEST_NEEDS.get(package, ())]
-    session.install("--no-deps", "--no-build-isolation", ZOO, *needed)
+    needed = TEST_NEEDS.get(package, ())
+    declared = [entry for one in needed for entry in project(one)["dependencies"]]
+    others = [entry for entry in declared if not entry.startswith(("torch", "lowerdeck"))]
+    session.install("hatchling", *others, *DEV)
+    # Not editable, and with the installed torch and siblings.
+    folders = [f"./packages/{one}" for one in needed]
+    session.install("--no-deps", "--no-build-isolation", ZOO, *folders)
     copy = Path(session.create_tmp()).resolve() / "tests"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(ROOT / "packages" / package / "tests", copy)
