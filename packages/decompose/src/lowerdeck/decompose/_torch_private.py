@@ -281,7 +281,7 @@ class _FirstCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def declines(rule: Callable[..., Any], call: Node) -> bool:
-    """Return whether a rule keeps a call, as far as it says so before it calls an operator.
+    """Return whether a rule returns ``NotImplemented`` before it calls any operator.
 
     Args:
         rule: A decomposition, which returns ``NotImplemented`` to keep a call.
