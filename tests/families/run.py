@@ -99,7 +99,7 @@ def page(rows: Iterable[Record]) -> str:
         f"Results of `nox -s families -- --write` with transformers {transformers.__version__}.",
         f"A small model with random weights of each of its {count} decoder families is exported",
         "for XNNPACK. The file runs in `lowerdeck.runner` and is compared with the model, which",
-        "reads the whole text again for each of 16 tokens.",
+        "recomputes the whole text for each of 16 tokens.",
     ]
     for outcome, said in SAID.items():
         if not by[outcome]:
