@@ -88,19 +88,19 @@ def _spec(text: str, count: int) -> Any:
         return None
     try:
         version, node = json.loads(text)
-        is_safe = _imports_nothing(node, MAX_DEPTH)
+        is_safe = _make_plain(node, MAX_DEPTH)
         spec = read_structure(json.dumps([version, node])) if is_safe else None
     except Exception:  # torch's reader raises any error for a malformed text
         return None
     return spec if spec is not None and spec.num_leaves == count else None
 
 
-def _imports_nothing(node: Any, depth: int) -> bool:
-    """Return whether torch's reader imports no module for a serialized structure.
+def _make_plain(node: Any, depth: int) -> bool:
+    """Replace classes by dictionaries, in place; return whether torch's reader imports no module.
 
-    It imports what contexts of other containers, and enumerations in contexts, name. Classes with
-    a key for each child, such as ``ModelOutput``, become dictionaries in place. Nesting and keys
-    are limited as well, because messages show the path to a leaf.
+    Classes with a key for each child, such as ``ModelOutput``, become dictionaries. torch's reader
+    imports modules for other containers and for enumerations in contexts. Nesting and keys are
+    limited as well, because messages show the path to a leaf.
     """
     kind, context = node["type"], node["context"]
     if kind in _SEQUENCES:
@@ -113,9 +113,7 @@ def _imports_nothing(node: Any, depth: int) -> bool:
         if kind not in _MAPPINGS:
             node["type"] = "builtins.dict"
     children = node["children_spec"]
-    return not children or (
-        depth > 0 and all(_imports_nothing(child, depth - 1) for child in children)
-    )
+    return not children or (depth > 0 and all(_make_plain(child, depth - 1) for child in children))
 
 
 def _is_key(key: object) -> bool:
