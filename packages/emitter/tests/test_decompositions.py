@@ -24,7 +24,8 @@ from lowerdeck.emitter.decompositions.quirks import QUIRKS
 from lowerdeck.emitter.decompositions.random_numbers import dropout
 from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
-from lowerdeck.emitter.decompositions.volumes import VOLUMES
+from lowerdeck.emitter.decompositions.volumes import VOLUMES, conv3d
+from lowerdeck_zoo import Of
 
 RULES: dict[Any, Any] = {
     **VOLUMES,
@@ -56,7 +57,7 @@ def check(target: Any, *args: Any, only: int | None = None, **kwargs: Any) -> No
 
 
 KERNELS = [(1, 1, 1), (3, 3, 3), (2, 3, 1), (1, 3, 3), (3, 1, 1)]
-STRIDES = [(1, 1, 1), (2, 2, 2), (2, 1, 3)]
+STRIDES = [(1, 1, 1), (2, 2, 2), (2, 1, 3), (3, 3, 3)]
 PADDINGS = [(0, 0, 0), (1, 1, 1), (2, 0, 1)]
 
 
@@ -72,6 +73,16 @@ def test_a_convolution_over_a_volume_is_one_over_images(kernel: Any, stride: Any
         weight = torch.randn(4, 6 // groups, *kernel)
         for output_padding in ([0, 0, 0], [max(s, dilation) - 1 for s in stride]):
             check(target, x, weight, bias, *where, True, output_padding, groups)
+
+
+@pytest.mark.parametrize("depth", [6, 7])
+def test_frames_of_patches_are_not_stacked(depth: int) -> None:
+    x, weight = torch.randn(2, 4, depth, 8, 8), torch.randn(6, 4, 2, 4, 4)
+    patches = Of(lambda x: conv3d(x, weight, None, (2, 4, 4)))
+    program = torch.export.export(patches, (x,))
+    wanted = torch.nn.functional.conv3d(x, weight, None, (2, 4, 4))
+    torch.testing.assert_close(program.module()(x), wanted, atol=1e-4, rtol=1e-4)
+    assert not program.graph.find_nodes(op="call_function", target=ATEN.stack.default)
 
 
 def _windows() -> Iterator[tuple[Any, ...]]:

@@ -146,6 +146,17 @@ def test_operators_stay_whole_for_those_who_asked_and_call_by_call() -> None:
     assert len(calls(lower(program, [second, everyone]))) == 2
 
 
+def test_a_volume_that_all_partitioners_leave_becomes_images() -> None:
+    x = torch.randn(2, 3, 4, 8, 8)
+    program = exported(torch.nn.Conv3d(3, 5, (2, 4, 4), (2, 4, 4)), x)
+    leaving, other = Wanting(ATEN.conv3d.default, lambda _: False), Wanting(ATEN.linear.default)
+    for partitioners, rank in ([leaving], 4), ([leaving, other], 5), ([other], 5):
+        method = decomposed_for({"forward": partitioners}, {"forward": program})["forward"]
+        (call,) = method.graph.find_nodes(op="call_function", target=ATEN.convolution.default)
+        assert call.meta["val"].dim() == rank
+        torch.testing.assert_close(method.module()(x), program.module()(x))
+
+
 def test_a_view_that_is_wanted_whole_is_taken_apart_all_the_same() -> None:
     program = exported(Of(lambda x: x.reshape(-1).transpose(0, 0) + 1), *X)
     for which in (None, lambda node: True):

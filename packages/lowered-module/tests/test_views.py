@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
+from lowerdeck.lowered_module.program.equal_calls import with_merged_calls
 from lowerdeck.lowered_module.program.late_views import with_late_views
 from lowerdeck_zoo import Of, exported
 
@@ -87,3 +88,24 @@ def test_what_does_not_fit_a_split_stays(function: Callable[[Tensor, Tensor], Te
     torch.testing.assert_close(late.module()(x, y), function(x, y))
     for view in late.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         assert view.meta["val"].dtype == view.args[0].meta["val"].dtype
+
+
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [
+        (lambda x: x.permute(0, 2, 1, 3, 4).transpose(1, 2) + 1, 0),
+        (lambda x: x.permute(0, 4, 1, 2, 3).flatten(2).transpose(1, 2), 0),
+        (lambda x: x + torch.arange(6) * torch.arange(6), 0),
+        (lambda x: x.permute(0, 4, 1, 3, 2).flatten(2).transpose(1, 2), 2),
+        (lambda x: x.permute(0, 2, 1, 3, 4).flatten(1, 2).transpose(0, 1), 2),
+    ],
+)
+def test_permutations_cancel_out(function: Callable[[Tensor], Tensor], left: int) -> None:
+    x = torch.randn(2, 3, 4, 5, 6)
+    dims = (({0: Dim.AUTO, 1: Dim.AUTO},),)
+    program = exported(Of(function), x, dynamic_shapes=dims).run_decompositions({})
+    merged = with_merged_calls(program)
+    nodes = [str(node.target) for node in merged.graph.nodes]
+    assert sum("permute" in name or "transpose" in name for name in nodes) == left
+    x = torch.randn(3, 5, 4, 5, 6)
+    torch.testing.assert_close(merged.module()(x), function(x))

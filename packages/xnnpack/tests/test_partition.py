@@ -26,6 +26,7 @@ from lowerdeck.lowered_module import (
     get_lowered_backend_modules,
     to_backend,
 )
+from lowerdeck.lowered_module import lower as lower_whole
 from lowerdeck.xnnpack import UnsupportedNodeError, XnnpackBackend, XnnpackPartitioner
 from lowerdeck_zoo import Holding, Of
 
@@ -248,3 +249,22 @@ def test_split_by_sizes_from_data_is_delegated(dynamic: bool) -> None:
     for rows, first in ((6, 1), (6, 5), *(((9, 3),) if dynamic else ())):
         inputs = torch.randn(rows, 4), torch.tensor([first, rows - first])
         torch.testing.assert_close(tuple(lowered.module()(*inputs)), _experts(*inputs))
+
+
+def test_patches_of_videos_of_any_length_are_delegated() -> None:
+    """As in VideoMAE."""
+    patches = nn.Conv3d(3, 8, (2, 4, 4), (2, 4, 4))
+    tokens = Function(lambda x: patches(x.transpose(1, 2)).flatten(2).transpose(1, 2).relu())
+    dims = (({0: Dim.AUTO(max=4), 1: Dim.AUTO(max=16)},),)
+    lowered = lower_whole(
+        (tokens, (torch.randn(2, 6, 3, 8, 8),)), XnnpackPartitioner(), dynamic_shapes=dims
+    )
+    program = lowered.programs["forward"]
+    assert lowered.delegation().left.keys() <= {
+        "aten.slice.Tensor",
+        "aten.view.default",
+        "aten.clone.default",
+    }
+    for frames in (6, 9):
+        x = torch.randn(3, frames, 3, 8, 8)
+        torch.testing.assert_close(program.module()(x), tokens(x), atol=1e-4, rtol=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch.export import ExportedProgram, ModuleCallEntry
@@ -56,6 +57,7 @@ def decompose(
     table: Table | None = None,
     *,
     keep: Keep = (),
+    rules: Table = MappingProxyType({}),
     cache: DecompositionCache | None = None,
 ) -> ExportedProgram:
     """Return the decomposed program, as ``run_decompositions(table)`` does.
@@ -66,6 +68,7 @@ def decompose(
         keep: Operators that are not decomposed; a mapping may have a predicate on nodes that
             selects calls, or None for all. The fallback keeps all calls of an operator if any is
             selected.
+        rules: Rules in addition to the table, which take precedence.
         cache: Shares templates with other programs of static sizes.
 
     Raises:
@@ -73,7 +76,7 @@ def decompose(
             program cannot be functionalized, or a rule fails; its exception is the cause.
     """
     _check_arguments(exported_program, table)
-    decomposed: ExportedProgram = _decompose(exported_program, Rules.of(table, keep), cache)
+    decomposed: ExportedProgram = _decompose(exported_program, Rules.of(table, keep, rules), cache)
     return decomposed
 
 

@@ -17,7 +17,7 @@ from torch.fx import Node
 from lowerdeck.decompose.calls.facts import TensorFacts, contiguous_strides
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced import CONVOLUTION, NORM, convolution, norm
-from lowerdeck.torch_base import core_decompositions, hint_of, varies
+from lowerdeck.torch_base import OpOverload, core_decompositions, hint_of, varies
 
 _ATEN = torch.ops.aten
 _RESHAPES = frozenset({_ATEN.reshape.default, _ATEN.flatten.using_ints, _ATEN.contiguous.default})
@@ -45,14 +45,17 @@ If there are several results, the next step reads the first.
 """
 
 
-def has_known_parts(rules: Rules) -> bool:
-    """Return whether ``rules`` decompose ``KNOWN`` operators as torch does by default."""
+def known_operators(rules: Rules) -> frozenset[OpOverload]:
+    """Return the ``KNOWN`` operators that ``rules`` decompose as torch does by default."""
     parts = (_ATEN.view.default, _ATEN.permute.default, _ATEN.clone.default, CONVOLUTION, NORM)
     more = (_ATEN._to_copy.default, _ATEN.constant_pad_nd.default, _ATEN.where.self)
     default = core_decompositions()
-    return all(map(rules.leaves, (*parts, *more, *_RENAMED.values()))) and all(
-        operator not in rules.composites and rules.others.get(operator) is default.get(operator)
+    if not all(map(rules.leaves, (*parts, *more, *_RENAMED.values()))):
+        return frozenset()
+    return frozenset(
+        operator
         for operator in KNOWN
+        if operator not in rules.composites and rules.others.get(operator) is default.get(operator)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -45,13 +46,16 @@ class Rules:
     chosen: Mapping[Any, Callable[[Node], bool]] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, table: Table | None, keep: Keep = ()) -> Rules:
-        """Return rules from ``table`` and ``keep``.
+    def of(
+        cls, table: Table | None, keep: Keep = (), rules: Table = MappingProxyType({})
+    ) -> Rules:
+        """Return rules from ``table``, ``rules`` and ``keep``.
 
         Args:
             table: As for ``ExportedProgram.run_decompositions``: core ATen by default; composite
                 operators that are not in the table are kept.
             keep: Operators that are not decomposed.
+            rules: Rules in addition to the table, which take precedence.
 
         Raises:
             DecomposeError: An operator cannot be kept.
@@ -64,6 +68,11 @@ class Rules:
         chosen = {operator: which for operator, which in predicates.items() if which is not None}
         kept = predicates.keys() - chosen.keys()
         others, composites = _default() if table is None else _split(table)
+        for operator, rule in rules.items():
+            if is_preservable(operator):
+                composites = {**composites, operator: rule}
+            else:
+                others = {**others, operator: rule}
         if not kept:
             return cls(others, composites, chosen=chosen)
         return cls(

@@ -27,7 +27,7 @@ from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.calls.template import Template
 from lowerdeck.decompose.copied import copied_results
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
-from lowerdeck.decompose.known_views import FILLED, FRESH, KNOWN, has_known_parts, known_steps
+from lowerdeck.decompose.known_views import FILLED, FRESH, KNOWN, known_operators, known_steps
 from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.rules import calls_no_others
 from lowerdeck.decompose.templates import Templates, ViewInverse
@@ -91,7 +91,7 @@ class Walk:
         self._inherited_meta: dict[tuple[Node, Node | None], InheritedMeta] = {}
         self._unchanged: dict[OpOverload, bool] = {}
         self._kept_by: dict[OpOverload, Callable[..., Any] | None] = {}
-        self._parts_are_known: bool | None = None
+        self._known_operators: frozenset[OpOverload] | None = None
         self._reader: Node | None = None
         self._is_regenerating: bool = False
 
@@ -350,13 +350,14 @@ class Walk:
         return self.call(target, args, kwargs, node, is_same=True)
 
     def _has_known_parts(self, node: Node) -> bool:
-        if self._parts_are_known is None:
-            self._parts_are_known = has_known_parts(self.templates.rules)
+        if self._known_operators is None:
+            self._known_operators = known_operators(self.templates.rules)
         # Static calls use templates, which are fast and shared.
         is_dynamic = any(map(varies, node.meta["val"].shape))
         # Views must see later writes.
         is_safe = node in self._unwritten or node.target in FRESH
-        return self._parts_are_known and is_dynamic and not self.state and is_safe
+        is_known = node.target in self._known_operators
+        return is_known and is_dynamic and not self.state and is_safe
 
     def _copy_as_views(self, node: Node, args: Any) -> Any:
         """Add a call's known decomposition and return its result, or None if it is unknown."""

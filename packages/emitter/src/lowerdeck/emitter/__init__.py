@@ -2,7 +2,7 @@
 
 from lowerdeck.emitter.bounds import Bounds, bounded
 from lowerdeck.emitter.config import EmitConfig
-from lowerdeck.emitter.decompositions.experts import expert_rules
+from lowerdeck.emitter.decompositions.table import pre_partition_rules
 from lowerdeck.emitter.emission import emit
 from lowerdeck.emitter.errors import (
     DecompositionError,
@@ -34,8 +34,8 @@ __all__ = [
     # Dynamic dimensions
     "Bounds",
     "bounded",
-    # Mixtures of experts
-    "expert_rules",
+    # Rules of lower
+    "pre_partition_rules",
     # Kernels of the target
     "KernelTable",
     "OFFICIAL_KERNELS",

@@ -21,7 +21,14 @@ from lowerdeck.decompose import (
     methods_on_cpu,
     unwrap_subclass_parameters,
 )
-from lowerdeck.emitter import Bounds, EmitConfig, EmittedProgram, bounded, emit, expert_rules
+from lowerdeck.emitter import (
+    Bounds,
+    EmitConfig,
+    EmittedProgram,
+    bounded,
+    emit,
+    pre_partition_rules,
+)
 from lowerdeck.lowered_module.authoring.partitioner import PartitionerLike, require_partitioner
 from lowerdeck.lowered_module.authoring.registry import find_partitioner
 from lowerdeck.lowered_module.errors import LoweringError, in_a_line
@@ -37,7 +44,6 @@ from lowerdeck.lowered_module.program.prepared import PortableProgram
 from lowerdeck.lowered_module.progress import Progress, Stages
 from lowerdeck.torch_base import (
     OpOverload,
-    core_decompositions,
     pytree,
     schema_of,
     varies,
@@ -402,11 +408,12 @@ def decomposed_for(
     for name, given in programs.items():
         # As exir does: partitioners look for weights among the inputs.
         program = with_plain_sizes(unwrap_subclass_parameters(given))
-        kept = _kept(program, partitioners.get(name, ()))
+        kept, selective = _kept(program, partitioners.get(name, ()))
+        rules = pre_partition_rules(selective)
         kept[_ROLL] = _either(kept.get(_ROLL, _is_dynamic), _is_dynamic)
         kept |= always
         try:
-            decomposed[name] = _decomposed(program, kept, cache)
+            decomposed[name] = _decomposed(program, kept, rules, cache)
         except DecomposeError as error:
             raise LoweringError(f"method {name!r} cannot be decomposed: {error}") from error
     return decomposed
@@ -427,7 +434,10 @@ _RECURRENT |= {"aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten
 
 
 def _decomposed(
-    program: ExportedProgram, kept: Mapping[OpOverload, Any], cache: DecompositionCache
+    program: ExportedProgram,
+    kept: Mapping[OpOverload, Any],
+    rules: Mapping[OpOverload, Any],
+    cache: DecompositionCache,
 ) -> ExportedProgram:
     """Decompose a program except for kept operators, also those inside composite operators."""
     called = {
@@ -435,25 +445,25 @@ def _decomposed(
         for node in nodes_of(program.graph_module)
         if isinstance(node.target, OpOverload)
     }
-    experts = {op: rule for op, rule in expert_rules().items() if schema_of(op).name in called}
-    table: dict[Any, Any] | None = {**core_decompositions(), **experts} if experts else None
+    table: dict[Any, Any] = {op: rules[op] for op in rules if schema_of(op).name in called}
     if called.isdisjoint(_RECURRENT) or all(predicate is None for predicate in kept.values()):
-        return decompose(program, table, keep=kept, cache=cache)
+        return decompose(program, keep=kept, rules=table, cache=cache)
     # Predicates take nodes: first decompose composite operators that contain kept ones.
     every = [operator for operator in kept if can_keep(operator)]
-    return decompose(decompose(program, table, keep=every), table, keep=kept)
+    return decompose(decompose(program, keep=every, rules=table), keep=kept, rules=table)
 
 
-def _kept(program: ExportedProgram, partitioners: Sequence[Any]) -> dict[OpOverload, Any]:
-    """Return the operators that any of the partitioners keeps, with a predicate or None."""
+def _kept(
+    program: ExportedProgram, partitioners: Sequence[Any]
+) -> tuple[dict[OpOverload, Any], set[OpOverload]]:
+    """Return the operators that a partitioner keeps, with a predicate or None; those of all."""
     kept: dict[OpOverload, Any] = {}
+    common: set[OpOverload] | None = None
     for partitioner in partitioners:
         require_partitioner(partitioner)
         method = getattr(partitioner, "ops_to_not_decompose", None)
-        if method is None:
-            continue
         try:
-            operators, predicate = method(program)
+            operators, predicate = ([], None) if method is None else method(program)
             if predicate is not None and not callable(predicate):
                 raise TypeError(f"the predicate is {predicate!r}")
             # As in exir, operators that write or return views are decomposed nevertheless.
@@ -464,9 +474,10 @@ def _kept(program: ExportedProgram, partitioners: Sequence[Any]) -> dict[OpOverl
                 f"{in_a_line(error)}; expected a list of operators, and a predicate on nodes "
                 "or None"
             ) from error
+        common = {*able} if common is None else common.intersection(able)
         for operator in able:
             kept[operator] = _either(kept[operator], predicate) if operator in kept else predicate
-    return kept
+    return kept, common or set()
 
 
 def _either(first: Any, other: Any) -> Callable[[Node], bool] | None:

@@ -12,10 +12,7 @@ from lowerdeck.torch_base import OpOverload
 
 
 def expert_rules() -> dict[OpOverload, Callable[..., Any]]:
-    """Return rules for the grouped products of torch and of loaded libraries.
-
-    ``lower`` applies them before partitioning, so that backends get the products.
-    """
+    """Return rules for the grouped products of torch and of loaded libraries."""
     rules: dict[OpOverload, Callable[..., Any]] = {}
     for space, name, rule in (
         ("aten", "_grouped_mm", _torch_product),

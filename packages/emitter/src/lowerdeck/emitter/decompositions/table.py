@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from lowerdeck.emitter.decompositions.quirks import QUIRKS, RANGES
 from lowerdeck.emitter.decompositions.random_numbers import RANDOM_NUMBERS
 from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
-from lowerdeck.emitter.decompositions.volumes import VOLUMES
+from lowerdeck.emitter.decompositions.volumes import VOLUMES, conv3d
 from lowerdeck.emitter.errors import DecompositionError, EmitterError, UnsupportedError
 from lowerdeck.emitter.frontend.provenance import Provenance
 from lowerdeck.emitter.ir.assertions import is_assertion
@@ -84,6 +84,8 @@ _REFERENCES = (
     _ATEN.triu_indices.default,
 )
 
+_CONV3D = _ATEN.conv3d.default
+
 # Our own rules, which take precedence over torch's.
 _RULES: dict[OpOverload, Callable[..., Any]] = {
     **QUIRKS,
@@ -98,6 +100,17 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
     **ANTIALIASING,
     **BATCH_NORMS,
 }
+
+
+def pre_partition_rules(selective: Container[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
+    """Return rules to apply before partitioning, so that backends get the parts.
+
+    Args:
+        selective: Operators of which all partitioners take only some calls. The rules are for the
+            others.
+    """
+    volumes = {_CONV3D: conv3d} if _CONV3D in selective else {}
+    return {**expert_rules(), **volumes}
 
 
 @dataclass(frozen=True, slots=True)

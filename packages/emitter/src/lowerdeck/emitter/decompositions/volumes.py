@@ -45,6 +45,19 @@ def convolution(
     return compute(input, weight, bias, along, across, groups)
 
 
+def conv3d(
+    input: torch.Tensor,  # noqa: A002 - the name in the schema
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Any:
+    """Return a 3-D convolution as a 2-D one, as ``convolution`` does."""
+    return convolution(input, weight, bias, stride, padding, dilation, False, (0,), groups)
+
+
 def _plain(
     volume: torch.Tensor,
     weight: torch.Tensor,
@@ -59,18 +72,27 @@ def _plain(
     if padding:
         frames = F.pad(frames, (0, 0) * 3 + (padding, padding))
     depth = (frames.size(1) - dilation * (taps - 1) - 1) // stride + 1
-    ends = [tap * dilation + (depth - 1) * stride + 1 for tap in range(taps)]
-    parts = [frames[:, tap * dilation : ends[tap] : stride] for tap in range(taps)]
-    # Channel c of the volume becomes the channels c * taps to c * taps + taps - 1 of an image,
-    # the order in which the weight is stored already.
-    images = torch.stack(parts, 3) if taps > 1 else parts[0]
+    if taps == stride and dilation == groups == 1:
+        # Patches of a video: their frames follow each other in memory.
+        depth = frames.size(1) // taps
+        # With dynamic sizes, only a copy is a view for every length.
+        frames = _ATEN.slice.Tensor(frames, 1, 0, depth * taps)
+        images = frames.clone(memory_format=torch.contiguous_format)
+        weight = weight.transpose(1, 2)
+    else:
+        ends = [tap * dilation + (depth - 1) * stride + 1 for tap in range(taps)]
+        parts = [frames[:, tap * dilation : ends[tap] : stride] for tap in range(taps)]
+        # Channel c of the volume becomes the channels c * taps to c * taps + taps - 1 of an
+        # image, the order in which the weight is stored already.
+        images = torch.stack(parts, 3) if taps > 1 else parts[0]
     batch, (height, width) = volume.size(0), volume.shape[3:]
-    images = images.reshape(batch * depth, volume.size(1) * taps, height, width)
-    kernel = weight.reshape(weight.size(0), weight.size(1) * taps, *weight.shape[3:])
+    images = images.reshape(-1, volume.size(1) * taps, height, width)
+    kernel = weight.reshape(weight.size(0), -1, *weight.shape[3:])
     convolved: torch.Tensor = _ATEN.convolution.default(
         images, kernel, bias, across[0], across[1], across[2], False, [0, 0], groups
     )
-    return convolved.reshape(batch, depth, *convolved.shape[1:]).transpose(1, 2)
+    pixels = convolved.permute(0, 2, 3, 1)
+    return pixels.reshape(batch, depth, *pixels.shape[1:]).permute(0, 4, 1, 2, 3)
 
 
 def _transposed(

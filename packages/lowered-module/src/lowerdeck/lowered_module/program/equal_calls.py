@@ -1,4 +1,4 @@
-"""Common subexpression elimination for programs with dynamic sizes.
+"""Common subexpressions and permutations that cancel out in programs with dynamic sizes.
 
 transformers computes positions, masks and biases in each layer. With static sizes they are
 constants; with dynamic sizes each layer would compute them at run time.
@@ -13,7 +13,11 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from lowerdeck.lowered_module.program.copies import rewritten
-from lowerdeck.torch_base import OpOverload, schema_of, writes_in_place
+from lowerdeck.lowered_module.program.merged_sizes import dims_merged, shape_of
+from lowerdeck.lowered_module.program.view_rules import MOVES, order_of
+from lowerdeck.torch_base import OpOverload, new_fake, schema_of, writes_in_place
+
+_aten = torch.ops.aten
 
 
 def with_merged_calls(program: ExportedProgram) -> ExportedProgram:
@@ -31,12 +35,54 @@ def _merge(graph: Graph) -> bool:
     changed = False
     for node in graph.nodes:
         if _is_mergeable(node):
-            same = earlier.setdefault(_key(node), node)
+            same = _restored(node) or earlier.setdefault(_key(node), node)
             if same is not node:
                 node.replace_all_uses_with(same)
-                graph.erase_node(node)
+                _erase_unread(node)
                 changed = True
     return changed
+
+
+def _restored(node: Node) -> Node | None:
+    """Return the tensor that two permutations restore, or a view of it if there is one between.
+
+    Tokens of a video are its flattened patches, of which the channels come first, then last.
+    """
+    if node.target not in MOVES:
+        return None
+    view: Any = node.args[0]
+    before = view.args[0] if view.target is _aten.view.default else view
+    copy = before if before is not view and before.target is _aten.clone.default else None
+    before = before if copy is None else copy.args[0]
+    dims = dims_merged(shape_of(before), shape_of(view)) if before.target in MOVES else None
+    if dims is None:
+        return None
+    order, order_before = order_of(node), order_of(before)
+    if [order_before[dim] for axis in order for dim in dims[axis]] != sorted(order_before):
+        return None
+    restored: Node = before.args[0]
+    if before is view:
+        return restored
+    meta = node.meta
+    with node.graph.inserting_before(node):
+        if copy is not None:
+            value = restored.meta["val"]
+            restored = node.graph.call_function(copy.target, (restored,), copy.kwargs)
+            restored.meta = {**copy.meta, "val": new_fake(value, value.shape)}
+            meta = {**meta, "val": new_fake(value, shape_of(node))}
+        sizes = [view.args[1][axis] for axis in order]
+        result = node.graph.call_function(view.target, (restored, sizes))
+    result.meta = {**meta}
+    return result
+
+
+def _erase_unread(node: Node) -> None:
+    """Erase a call and what only it reads."""
+    sources = node.all_input_nodes
+    node.graph.erase_node(node)
+    for source in sources:
+        if not source.users and source.op == "call_function":
+            _erase_unread(source)
 
 
 def _is_mergeable(node: Node) -> bool:

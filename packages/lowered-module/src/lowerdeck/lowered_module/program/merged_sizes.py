@@ -62,6 +62,22 @@ def merged_sizes(before: Sizes, after: Sizes) -> Parts | None:
     return tuple(groups) if len(flat_sizes(tuple(groups))) > len(after) else None
 
 
+def dims_merged(before: Sizes, after: Sizes) -> list[list[int]] | None:
+    """Return the dimensions that a view merges into each of its own; None for other views."""
+    groups: list[list[int]] = []
+    dims = iter(range(len(before)))
+    for size in after:
+        groups.append([])
+        total: Any = 1
+        while not groups[-1] or not is_equal(total, expression_of(size)):
+            dim = next(dims, None)
+            if dim is None:
+                return None
+            groups[-1].append(dim)
+            total = total * expression_of(before[dim])
+    return None if [*dims] else groups
+
+
 def _quotient(product: Any, factor: Any) -> int:
     """Return the number by which a factor of a size is multiplied, or 1 if it is no factor."""
     if isinstance(product, int):

@@ -132,12 +132,13 @@ def _is_broadcast(part: Sizes, result: Sizes) -> bool:
 
 
 def _turned(node: Node, parts: Parts) -> Call | None:
-    order, numbers = _order(node), numbered(parts)
+    order, numbers = order_of(node), numbered(parts)
     dims = [dim for axis in order for dim in numbers[axis]]
     return _aten.permute.default, {"dims": dims}, tuple(parts[axis] for axis in order)
 
 
-def _order(node: Node) -> list[int]:
+def order_of(node: Node) -> list[int]:
+    """Return which dimension of its input each dimension of a permutation is."""
     rank = len(shape_of(node))
     args: Any = arguments_of(node)
     if "dims" in args:
