@@ -107,7 +107,7 @@ RULES: dict[str, Function] = {
     "scatter_add": lambda k: k.scatter_add(0, ONES, k[-2:]),
     "index_add": lambda k: k.index_add(0, ONES, k[-2:]),
     "index_put": lambda k: k.index_put((ONES,), k[-2:], accumulate=True),
-    "scatter_reduce": lambda k: k.scatter_reduce(0, ONES, k[-2:], "prod"),
+    "scatter_reduce": lambda k: k.scatter_reduce(0, ONES, k[-2:], "amin"),
     "mm": lambda k: (square(k) @ square(k), square(k) @ k[-2:], torch.dot(k, k)),
     "addmm": lambda k: torch.addmm(square(k), square(k), square(k), beta=3, alpha=5),
     "addmv": lambda k: torch.addmv(k[-2:], square(k), k[-2:]),

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from lowerdeck.emitter.decompositions.pairs import fits
-from lowerdeck.torch_base import OpOverload
+from lowerdeck.torch_base import OpOverload, size_range
 
 _ATEN = torch.ops.aten
+_MOST_PAIRS = 2**26
+"""The table that compares all pairs is in planned memory, with one byte or more per pair."""
 
 
 def sort(
@@ -118,8 +119,8 @@ def searchsorted(
         side: ``"left"`` or ``"right"``; an alternative to ``right``.
         sorter: Indices that sort ``sorted_sequence``, if it is unsorted.
     """
-    pairs = sorted_sequence.size(-1) * self.numel()
-    if not fits(pairs):
+    pairs = size_range(sorted_sequence.size(-1) * self.numel())[1]
+    if pairs is None or pairs > _MOST_PAIRS:
         return NotImplemented
     if sorter is not None:
         sorted_sequence = torch.gather(sorted_sequence, -1, sorter)

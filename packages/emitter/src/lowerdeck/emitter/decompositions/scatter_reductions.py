@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from lowerdeck.emitter._torch_private import current_result, is_known, untraced
-from lowerdeck.emitter.decompositions.pairs import fits
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
@@ -48,9 +46,17 @@ def scatter_reduce(
         return self.clone()
     if reduce in ("sum", "mean"):
         return _added(self, dim, index, src, reduce == "mean", include_self)
-    if self.dtype == torch.bool:
+    if reduce == "prod" or self.dtype == torch.bool:
         return NotImplemented
-    return _compared(self, dim, index, src, reduce, include_self)
+    # Scattered in order, the element to keep is written last. NaN comes last, too.
+    negate = reduce == "amin" and src.is_floating_point()
+    size, largest = src.size(dim), reduce == "amin" and not negate
+    values, order = torch.topk(-src if negate else src, size, dim, largest, True)
+    index = torch.gather(index, dim, order)
+    reduced = torch.scatter(self, dim, index, -values if negate else values)
+    if not include_self:
+        return reduced
+    return torch.maximum(self, reduced) if reduce == "amax" else torch.minimum(self, reduced)
 
 
 def _added(
@@ -71,59 +77,6 @@ def _added(
     if self.is_floating_point():
         return total / count
     return torch.div(total, count, rounding_mode="floor")
-
-
-def _compared(
-    self: torch.Tensor,
-    dim: int,
-    index: torch.Tensor,
-    src: torch.Tensor,
-    reduce: str,
-    include_self: bool,
-) -> Any:
-    """Return a scatter reduction other than a sum, from a table of positions by sources."""
-    size = self.size(dim)
-    pairs = index.numel() * size
-    if not fits(pairs):
-        return NotImplemented
-    # Dimension `dim` of the table counts positions, the one after it elements of the source.
-    positions = torch.arange(size).reshape(-1, *[1] * (self.dim() - dim))
-    here = index.unsqueeze(dim) == positions
-    neutral = _neutral(self.dtype, reduce)
-    table = torch.where(here, src.unsqueeze(dim), neutral)
-    reduced = _reduced(table, dim + 1, reduce)
-    # Elements outside of the shape of ``index`` are kept.
-    widths = [
-        w for axis in range(self.dim() - 1, -1, -1) for w in (0, _lack(self, index, axis, dim))
-    ]
-    hit = here.any(dim + 1)
-    if any(widths):
-        reduced = torch.constant_pad_nd(reduced, widths, neutral)
-        hit = torch.constant_pad_nd(hit.to(torch.uint8), widths, 0).to(torch.bool)
-    if include_self:
-        joined = torch.stack([self, reduced], 0)
-        reduced = _reduced(joined, 0, reduce)
-    return torch.where(hit, reduced, self)
-
-
-def _lack(self: torch.Tensor, index: torch.Tensor, axis: int, dim: int) -> int:
-    return 0 if axis == dim else self.size(axis) - index.size(axis)
-
-
-def _reduced(table: torch.Tensor, dim: int, reduce: str) -> torch.Tensor:
-    if reduce == "prod":
-        return torch.prod(table, dim).to(table.dtype)
-    return torch.amax(table, dim) if reduce == "amax" else torch.amin(table, dim)
-
-
-def _neutral(dtype: torch.dtype, reduce: str) -> int | float:
-    """Return the neutral element of a reduction."""
-    if reduce == "prod":
-        return 1
-    if dtype.is_floating_point:
-        return -math.inf if reduce == "amax" else math.inf
-    limits = torch.iinfo(dtype)
-    return limits.min if reduce == "amax" else limits.max
 
 
 def embedding_bag(
