@@ -46,7 +46,7 @@ def test_save_writes_the_bytes_or_nothing(tmp_path: Path, weights: str | None) -
     files = {file.stem: file.read_bytes() for file in tmp_path.glob("*.ptd")}
     assert files == made.external_files()
     for given in (3, None, io.StringIO()):
-        with pytest.raises((ProgramError, TypeError), match="(?i)path"):
+        with pytest.raises((ProgramError, TypeError), match=r"(?i)path"):
             made.save(given)  # type: ignore[arg-type]
 
 
