@@ -17,7 +17,6 @@ from lowerdeck.unflatten.trace.program import (
     Item,
     ProgramState,
     flatten_regions,
-    share_lifted_constants,
 )
 
 
@@ -51,7 +50,6 @@ def trace_program(program: ExportedProgram, *, inplace: bool) -> Trace:
         inplace: Write state where eager does, also in a functional program.
     """
     state = ProgramState(program)
-    share_lifted_constants(program, state)
     paths = ModulePaths(module_names(program))
     for name in state.entries:
         paths.add(name.rpartition(".")[0])

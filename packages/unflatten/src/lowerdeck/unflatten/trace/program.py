@@ -8,12 +8,10 @@ exit step. Parameters, buffers and constants are shared copy-on-write with the p
 from __future__ import annotations
 
 import operator
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
-from lowerdeck.torch_base import OwnCopies, bytes_of, storage_identity
+from lowerdeck.torch_base import OwnCopies, storage_identity
 from lowerdeck.unflatten._torch_private import AUTOCAST_REGION, GRAD_MODE_REGION, TRACEPOINT
 
 MODE_REGIONS = {AUTOCAST_REGION: 4, GRAD_MODE_REGION: 1}
@@ -255,12 +253,6 @@ class ProgramState:
         """Return whether any tensor has several names."""
         return any(len(names) > 1 for names in self._names.values())
 
-    def rename(self, placeholder: str, name: str) -> None:
-        """Make ``placeholder`` read the state ``name``, and drop its previous target."""
-        entry = self.entries.pop(self.targets[placeholder])
-        self._names.get(entry.identity, [entry.name]).remove(entry.name)
-        self.targets[placeholder] = name
-
     def copies(self) -> Iterator[tuple[StateEntry, Any]]:
         """Yield each entry with a copy-on-write value; names of one tensor share one object."""
         copies = OwnCopies(entry.value for entry in self.entries.values())
@@ -315,50 +307,3 @@ def _memory(value: Any) -> int | None:
 
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_LIFTED = re.compile(r"(.+\.)?lifted_tensor_\d+")
-_COPIES = {torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.clone.default}
-
-
-def share_lifted_constants(program: ExportedProgram, state: ProgramState) -> None:
-    """Merge a module's equal constants that are only copied, such as ``torch.tensor(0.5)``.
-
-    Export lifts a constant per call. Calls share a specialization only if they read the same
-    constant.
-    """
-    if not program.constants:
-        return
-    first: dict[object, str] = {}
-    for node in program.graph.find_nodes(op="placeholder"):
-        entry = state.entries.get(state.targets.get(node.name, ""))
-        if entry is None or entry.kind is not StateKind.CONSTANT:
-            continue
-        if type(entry.value) is not torch.Tensor or not _LIFTED.fullmatch(entry.name):
-            continue
-        if all(user.target in _COPIES for user in _users(node, program.graph_module)):
-            name = first.setdefault(_content(entry), entry.name)
-            if name != entry.name:
-                state.rename(node.name, name)
-
-
-def _content(entry: StateEntry) -> object:
-    value: torch.Tensor = entry.value
-    if value.device.type != "cpu" or value.layout is not torch.strided or value.is_quantized:
-        return entry.name
-    layout = (value.dtype, value.shape, value.stride(), value.is_conj(), value.is_neg())
-    owner = entry.name.rpartition(".")[0]
-    return (owner, *layout, value.requires_grad, sha256(bytes_of(value)).digest())
-
-
-def _users(node: Node, module: GraphModule) -> Iterator[Node]:
-    """Yield the readers of a node, also those inside mode regions."""
-    for user in node.users:
-        number = MODE_REGIONS.get(user.target)
-        body, *operands = user.args[number:] if number is not None else (None,)
-        inner = getattr(module, str(body.target)) if isinstance(body, Node) else None
-        if not isinstance(inner, GraphModule):
-            yield user
-            continue
-        placeholders = inner.graph.find_nodes(op="placeholder")
-        for operand, placeholder in zip(operands, placeholders, strict=True):
-            if operand is node:
-                yield from _users(placeholder, inner)
