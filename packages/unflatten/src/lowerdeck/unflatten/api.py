@@ -17,7 +17,7 @@ from lowerdeck.unflatten.build import ModuleBuilder, install_state
 from lowerdeck.unflatten.build import restore_types as restore_eager_types
 from lowerdeck.unflatten.call_signature import CallSignature, FlatArgsAdapter, argument_variables
 from lowerdeck.unflatten.contract import RecordedCall, root_guards
-from lowerdeck.unflatten.cut.cutting import cut, delay_sizes
+from lowerdeck.unflatten.cut.cutting import cut
 from lowerdeck.unflatten.cut.graphs import GraphBuilder
 from lowerdeck.unflatten.cut.signatures import (
     DECOMPOSED,
@@ -136,7 +136,6 @@ def _copy(trace: Trace, *, preserve_all: bool) -> WorkingGraph:
     if preserve_all:
         preserve_flat_calls(working)
     localize_sizes(working)
-    delay_sizes(working)
     return working
 
 

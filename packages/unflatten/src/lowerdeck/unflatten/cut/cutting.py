@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 
-import torch
 from torch.fx import Node
 
 from lowerdeck.graph_fuser import CycleError, OutlinePlan, Region, plan_outline
-from lowerdeck.torch_base import SYMBOLS, OpOverload, arguments_of, written_arguments
+from lowerdeck.torch_base import arguments_of, written_arguments
 from lowerdeck.unflatten._torch_private import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 from lowerdeck.unflatten.cut.signatures import flat_call
 from lowerdeck.unflatten.cut.working_graph import WorkingGraph
@@ -184,54 +183,6 @@ def _inline(
 
 
 # Ordering without data dependencies.
-
-
-def delay_sizes(working: WorkingGraph) -> None:
-    """Move each symbolic size just before its first use, if the program switches modes.
-
-    Export computes all sizes first, so a call would seem to span earlier mode switches. A size
-    that a callee reads is computed before the call, because the callee may switch modes.
-
-    Args:
-        working: The working graph; its nodes are reordered.
-    """
-    if not _has_switches(working):
-        return
-    frames = working.tree.frames()
-    frame_of = working.tree.node_frames()
-    nodes = list(working.graph.nodes)
-    starts: dict[Frame, Node] = {}
-    for node in nodes:
-        frame = None if _is_size(node) else frame_of.get(node)
-        while frame is not None and frame not in starts:
-            starts[frame] = node
-            frame = frame.parent
-    for node in reversed(nodes):
-        if not node.users or not _is_size(node):
-            continue
-        reader = min(node.users)
-        owner, inner = frame_of.get(node), frame_of.get(reader)
-        if owner is not None and inner is not None and owner in inner.around()[1:]:
-            start = starts.get(inner.around(owner)[-1])
-            if start is not None and all(source < start for source in node.all_input_nodes):
-                reader = min(reader, start)
-        reader.prepend(node)
-    for frame in frames:
-        frame.nodes.sort()
-
-
-def _is_size(node: Node) -> bool:
-    """Return whether ``node`` is a symbolic size or computed only from sizes."""
-    if node.op != "call_function" or not isinstance(node.meta.get("val"), SYMBOLS):
-        return False
-    if isinstance(node.target, OpOverload):
-        source = node.args[0]
-        # In-place ops may change the shape.
-        return node.target is torch.ops.aten.sym_size.int and not (
-            isinstance(source, Node)
-            and any(written_arguments(user.target) for user in source.users)
-        )
-    return getattr(node.target, "__module__", "") in {"_operator", "math", "torch"}
 
 
 def write_order(working: WorkingGraph) -> Iterator[tuple[Node, Node]]:
