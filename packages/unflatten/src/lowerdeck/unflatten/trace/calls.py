@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload
 from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACEPOINT
 from lowerdeck.unflatten.trace.names import ModulePaths
 from lowerdeck.unflatten.trace.program import Item, Role
@@ -146,7 +145,6 @@ def build_call_tree(items: Sequence[Item], paths: ModulePaths) -> CallTree:
             steps = steps[:-1]
         tree.frame_of[item] = builder.enter(steps)
     _adopt(tree, without_stack, items)
-    _close_transforms(tree, items)
     return tree
 
 
@@ -215,21 +213,6 @@ class _Builder:
             frame = child
         self.frames[steps] = frame
         return frame
-
-
-def _close_transforms(tree: CallTree, items: Iterable[Item]) -> None:
-    """Move the exit of a functorch level, such as vmap, into the call that entered it.
-
-    Strict export attributes the exit to the caller, which would leave the level open.
-    """
-    opened: list[Item] = []
-    for item in items:
-        target = item.node.target
-        name = "" if isinstance(target, OpOverload) else getattr(target, "__name__", "")
-        if name.endswith("_increment_nesting"):
-            opened.append(item)
-        elif name.endswith("_decrement_nesting") and opened:
-            tree.frame_of[item] = tree.frame_of[opened.pop()]
 
 
 def _adopt(tree: CallTree, items: Sequence[Item], all_items: Sequence[Item]) -> None:
