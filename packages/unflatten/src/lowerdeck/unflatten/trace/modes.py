@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 
-from lowerdeck.unflatten._torch_private import AUTOCAST_REGION
 from lowerdeck.unflatten.trace.calls import CallTree, Frame
 from lowerdeck.unflatten.trace.program import Item, Role, region_arguments
 
@@ -34,47 +33,24 @@ def place_mode_switches(tree: CallTree, items: list[Item]) -> None:
         return
     spans = _spans(tree, items)
     added: dict[int, tuple[Item, Item]] = {}
-    moved: set[Frame] = set()
     for enter, leave in regions:
         runs = _runs(tree, items, enter, leave, spans)
         if not runs:
             continue
         opener = items[enter]
         owners = [_owner(tree, items, opener, run, spans) for run in runs]
-        if opener.node.target is AUTOCAST_REGION:
-            moved.update(owner for owner in owners if owner is not tree.frame_of[opener])
         tree.frame_of[opener], tree.frame_of[items[leave]] = owners[0], owners[-1]
         for number, run in enumerate(runs[1:], start=1):
             pause = Item(opener.node, opener.scope, Role.PAUSE, opener.inner)
             resume = Item(opener.node, opener.scope, Role.RESUME, opener.inner)
             tree.frame_of[pause], tree.frame_of[resume] = owners[number - 1], owners[number]
             added[run[0]] = (pause, resume)
-    for frame in moved:
-        if _runs_under_autocast(tree, items, frame):
-            tree.refusals.setdefault(frame.path, UNCERTAIN_AUTOCAST)
     if added:
         items[:] = [
             step
             for position, item in enumerate(items)
             for step in (*added.get(position, ()), item)
         ]
-
-
-UNCERTAIN_AUTOCAST = (
-    "runs under autocast that it or its caller enters; export with strict=False to tell which"
-)
-
-
-def _runs_under_autocast(tree: CallTree, items: Sequence[Item], frame: Frame) -> bool:
-    """Return whether all steps of a call run under autocast."""
-    depth = 0
-    for item in items:
-        if item.role is not Role.COMPUTE:
-            if item.node.target is AUTOCAST_REGION:
-                depth += {Role.ENTER: 1, Role.EXIT: -1}.get(item.role, 0)
-        elif not depth and frame in tree.frame_of[item].around():
-            return False
-    return True
 
 
 def _join_regions(tree: CallTree, items: Sequence[Item]) -> None:
