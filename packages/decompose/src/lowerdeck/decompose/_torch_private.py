@@ -239,6 +239,9 @@ def record(
         *contexts,
     )
     with ExitStack() as stack:
+        stack.callback(setattr, mode, "cache_enabled", mode.cache_enabled)
+        # Tensors of symbolic sizes take longer to cache than to compute.
+        mode.cache_enabled &= not any(map(_has_symbols, leaves))
         for enter in entered:
             stack.enter_context(enter())
         wrapped = [_functional(leaf) for leaf in leaves]
@@ -305,6 +308,11 @@ def replace_view(view: Any, new: Any) -> None:
     torch._sync(new)  # type: ignore[attr-defined, no-untyped-call]
     view.replace_(torch._from_functional_tensor(new.elem))
     view.commit_update()
+
+
+def _has_symbols(leaf: Any) -> bool:
+    sizes = leaf.shape if isinstance(leaf, torch.Tensor) else [leaf]
+    return any(isinstance(size, SYMBOLS) for size in sizes)
 
 
 def _track_inputs(tracer: Any, leaves: Sequence[Any]) -> list[Node]:
