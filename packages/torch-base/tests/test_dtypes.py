@@ -94,3 +94,16 @@ def test_sizes_that_are_read_from_data_lie_plain() -> None:
     program = torch.export.export(Narrowed(), (torch.ones(2, 3, 4, 5), torch.tensor(3)))
     (narrow,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.narrow.default)
     assert is_channels_last(narrow.meta["val"]) is False
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_layouts_of_dynamic_sizes_ask_torch_nothing(
+    form: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = torch.ones(2, 3, 8, 8).contiguous(memory_format=form)
+    dims = dict.fromkeys((0, 2, 3), torch.export.Dim.AUTO)
+    program = torch.export.export(torch.nn.ReLU(), (images,), dynamic_shapes=(dims,))
+    environment = torch.fx.experimental.symbolic_shapes.ShapeEnv
+    monkeypatch.delattr(environment, "evaluate_expr")
+    for node in program.graph.find_nodes(op="placeholder"):
+        assert is_channels_last(node.meta["val"]) is (form is torch.channels_last)

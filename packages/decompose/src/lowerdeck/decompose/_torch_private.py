@@ -67,8 +67,8 @@ COPIED_META: Sequence[str] = tuple(
 KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
 """Composite operators that torch keeps by default."""
 
-tensor_meta: Callable[[torch.Tensor], Any] = _extract_tensor_metadata
-"""Returns the ``tensor_meta`` of a tensor."""
+tensor_meta: Callable[..., Any] = _extract_tensor_metadata
+"""Returns the ``tensor_meta`` of a tensor; the second argument asks for its memory format."""
 
 WRITING_CUSTOM: HigherOrderOperator = auto_functionalized_v2
 """Functional form of custom operators that mutate arguments."""

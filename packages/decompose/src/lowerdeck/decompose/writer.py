@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import COPIED_META, FakeTensors, node_source, tensor_meta
@@ -104,13 +105,16 @@ class Writer:
         node = add_node(self.graph, "call_function", target, args, name, kwargs)
         # Update in place: setting a node attribute is slow.
         node.meta.update(origin.meta(), val=value)
+        facts = facts_of(value)
         if isinstance(value, FakeTensor):
             meta = origin.source.meta
             is_recorded = value is meta.get("val") and "tensor_meta" in meta
-            node.meta["tensor_meta"] = meta["tensor_meta"] if is_recorded else tensor_meta(value)
+            node.meta["tensor_meta"] = (
+                meta["tensor_meta"] if is_recorded else _tensor_meta(value, facts)
+            )
         if isinstance(target, OpOverload):
             node.meta["original_aten"] = target
-        self.record_facts(node, facts_of(value))
+        self.record_facts(node, facts)
         return node
 
     def splice(self, template: Template, call: Call, origin: InheritedMeta) -> Mapping[Node, Any]:
@@ -161,3 +165,10 @@ class Writer:
         if isinstance(facts, (tuple, list)):
             return type(facts)(map(self.fake, facts))
         return facts
+
+
+def _tensor_meta(value: FakeTensor, facts: TensorFacts) -> Any:
+    # torch solves expressions of sizes and strides to find the memory format (3 ms).
+    is_known = not is_static(facts) and facts.is_contiguous
+    meta = tensor_meta(value, not is_known)
+    return meta._replace(memory_format=torch.contiguous_format) if is_known else meta

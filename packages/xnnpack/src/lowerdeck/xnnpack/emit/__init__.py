@@ -7,6 +7,7 @@ from lowerdeck.xnnpack.emit.arguments import (
     is_fixed,
     is_one,
     named,
+    same_sizes,
     shape_of,
     symbols_refusal,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "note_function",
     "reshape_refusal",
     "resized",
+    "same_sizes",
     "shape_of",
     "symbols_refusal",
     "tidy",

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.torch_base import OpOverload
+from lowerdeck.torch_base import OpOverload, expression_of
 
 _DEQUANTIZES = ("quantized_decomposed.dequantize_", "torchao.dequantize_affine")
 """Name prefixes of dequantise operators."""
@@ -44,6 +44,13 @@ def is_fixed(size: object) -> bool:
 def is_one(size: object) -> bool:
     """Return whether a size is statically 1, without adding a guard."""
     return isinstance(size, int) and size == 1
+
+
+def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Return whether sizes are provably equal, without adding guards."""
+    return len(left) == len(right) and all(
+        expression_of(a) == expression_of(b) for a, b in zip(left, right, strict=True)
+    )
 
 
 def symbols_refusal(shape: Sequence[Dim]) -> str | None:

@@ -16,7 +16,7 @@ import torch
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnGraph, XnnOperator
-from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one
+from lowerdeck.xnnpack.emit.arguments import is_fixed, is_one, same_sizes
 from lowerdeck.xnnpack.emit.emission import Emission
 from lowerdeck.xnnpack.emit.tensors import Tracked
 from lowerdeck.xnnpack.emit.values import Fields
@@ -105,7 +105,7 @@ def _plan(before: Sequence[Dim], after: Sequence[Dim]) -> _Plan | None:
                 # A merge leaves a dimension of size 1; a split consumes one.
                 spare += len(left) - len(right)
                 pieces = max(pieces, *map(int, left[:-1]), *map(int, right[:-1]), 0)
-        elif str(left) != str(right):
+        elif not same_sizes(left, right):
             return None
     added = max(-spare, 0) if spare < 0 else spare % 2
     return _Plan(groups, added, spare + added, pieces)

@@ -18,6 +18,7 @@ from lowerdeck.xnnpack.emit import (
     joined,
     reshape_refusal,
     resized,
+    same_sizes,
     shape_of,
 )
 from lowerdeck.xnnpack.operators.contract import (
@@ -71,7 +72,7 @@ def _bounds(call: Call) -> tuple[int, int]:
 def _takes_all(call: Call) -> bool:
     """Return whether a slice is a no-op, such as ``x[:]`` of a symbolic size."""
     before, after = call.shape("self"), call.result
-    return call.args["step"] == 1 and tuple(map(str, before)) == tuple(map(str, after))
+    return call.args["step"] == 1 and same_sizes(before, after)
 
 
 def _slice_refusal(call: Call) -> str | None:

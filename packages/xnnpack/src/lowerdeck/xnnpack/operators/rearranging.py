@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import Call, Emission, Tracked, joined
+from lowerdeck.xnnpack.emit import Call, Emission, Tracked, joined, same_sizes
 from lowerdeck.xnnpack.operators.contract import Table, first_of, fixed, move, one_symbol, table
 from lowerdeck.xnnpack.operators.pooling import scale_factors
 from lowerdeck.xnnpack.payload import Layout
@@ -67,7 +67,7 @@ def _nearest(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _factor(before: Dim, after: Dim) -> int:
     """Return the integer factor of a resize, from 1 to 5; 0 otherwise."""
-    return next((times for times in range(1, 6) if str(before * times) == str(after)), 0)
+    return next((times for times in range(1, 6) if same_sizes([before * times], [after])), 0)
 
 
 def _rank_refusal(call: Call) -> str | None:

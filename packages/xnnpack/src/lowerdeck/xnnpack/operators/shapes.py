@@ -18,6 +18,7 @@ from lowerdeck.xnnpack.emit import (
     is_one,
     reshape_refusal,
     resized,
+    same_sizes,
     shape_of,
     symbols_refusal,
 )
@@ -54,7 +55,7 @@ def reshape(emission: Emission, tracked: Tracked, shape: Sequence[Dim]) -> Track
     # Functionalization turns a write through a view into view, compute, view back.
     origin: Tracked | None = tracked
     while origin is not None:
-        if tuple(map(str, shape)) == tuple(map(str, origin.shape)):
+        if same_sizes(shape, origin.shape):
             return origin
         origin = origin.derived.get(_RESHAPED_FROM)
     ids = tracked.ids

@@ -9,7 +9,7 @@ import torch
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit import is_fixed, shape_of
+from lowerdeck.xnnpack.emit import is_fixed, same_sizes, shape_of
 from lowerdeck.xnnpack.patterns.matching import (
     Amount,
     Both,
@@ -18,7 +18,6 @@ from lowerdeck.xnnpack.patterns.matching import (
     Match,
     Pattern,
     Piece,
-    same_sizes,
 )
 from lowerdeck.xnnpack.patterns.pieces import (
     ANY,

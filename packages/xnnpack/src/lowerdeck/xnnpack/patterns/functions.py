@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from lowerdeck.xnnpack.emit import is_fixed, is_one, shape_of
+from lowerdeck.xnnpack.emit import is_fixed, is_one, same_sizes, shape_of
 from lowerdeck.xnnpack.patterns.matching import (
     Amount,
     LastAxis,
     Match,
     Pattern,
     Piece,
-    same_sizes,
 )
 from lowerdeck.xnnpack.patterns.pieces import ADD, DIV, MUL, Arguments, OperatorPattern, W, X
 

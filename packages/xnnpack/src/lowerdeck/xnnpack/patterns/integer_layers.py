@@ -12,10 +12,10 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload, arguments_of
 from lowerdeck.xnnpack.emit import fake, shape_of
+from lowerdeck.xnnpack.emit import same_sizes as same
 from lowerdeck.xnnpack.operators.quantization import chosen_by, name_of
 from lowerdeck.xnnpack.operators.shapes import order_of
 from lowerdeck.xnnpack.patterns.matching import Laid, Leaf, Match, Pattern, Piece
-from lowerdeck.xnnpack.patterns.matching import same_sizes as same
 from lowerdeck.xnnpack.patterns.pieces import ANY, Arguments, OperatorPattern, Prepared, turned
 
 _ROUNDED = "torchao.quantize_affine.default"

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 from torch.fx import Node
 
-from lowerdeck.torch_base import OpOverload, arguments_of, expression_of, schema_of
-from lowerdeck.xnnpack.emit import fake, named
+from lowerdeck.torch_base import OpOverload, arguments_of, schema_of
+from lowerdeck.xnnpack.emit import fake, named, same_sizes
 from lowerdeck.xnnpack.operators.contract import ASSERTION
 
 _aten = torch.ops.aten
@@ -309,11 +309,4 @@ def changes_nothing(node: Node) -> bool:
         and after is not None
         and before.dtype == after.dtype
         and same_sizes(before.shape, after.shape)
-    )
-
-
-def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Return whether sizes are provably equal, without adding guards."""
-    return len(left) == len(right) and all(
-        expression_of(a) == expression_of(b) for a, b in zip(left, right, strict=True)
     )

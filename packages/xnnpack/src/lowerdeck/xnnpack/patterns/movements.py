@@ -10,9 +10,9 @@ import torch
 from torch.fx import Node
 
 from lowerdeck.torch_base import arguments_of
-from lowerdeck.xnnpack.emit import is_fixed, shape_of
+from lowerdeck.xnnpack.emit import is_fixed, same_sizes, shape_of
 from lowerdeck.xnnpack.operators.shapes import order_of
-from lowerdeck.xnnpack.patterns.matching import Match, Piece, is_empty, same_sizes
+from lowerdeck.xnnpack.patterns.matching import Match, Piece, is_empty
 from lowerdeck.xnnpack.patterns.pieces import (
     ANY,
     Arguments,

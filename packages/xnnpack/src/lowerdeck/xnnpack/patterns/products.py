@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch.types import IntLikeType as Dim
 
-from lowerdeck.xnnpack.emit import broadcast, shape_of
+from lowerdeck.xnnpack.emit import broadcast, same_sizes, shape_of
 from lowerdeck.xnnpack.patterns.matching import (
     Leaf,
     Match,
     Piece,
-    same_sizes,
 )
 from lowerdeck.xnnpack.patterns.pieces import (
     ANY,
