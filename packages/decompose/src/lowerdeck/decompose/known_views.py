@@ -98,12 +98,13 @@ def known_steps(
             return None
         order[first], order[second] = second, first
         return [(_ATEN.permute.default, (order,), {}, None)]
-    is_contiguous, was_contiguous = _is_contiguous(after), _is_contiguous(before)
+    was_contiguous = _is_contiguous(before)
+    # Views of non-contiguous tensors are never contiguous, copies are, whatever their strides say.
+    is_contiguous = _is_contiguous(after, by_hint=was_contiguous is False)
     if None in (is_contiguous, was_contiguous):
         return None
     steps: list[Step] = []
     if is_contiguous and not was_contiguous:
-        # Views of non-contiguous tensors are never contiguous.
         copied = replace(before, stride=contiguous_strides(before.shape))
         steps.append((_ATEN.clone.default, (), _CONTIGUOUS, copied))
     if node.target is _ATEN.contiguous.default:
@@ -132,11 +133,16 @@ def _sizes(shape: Sequence[Any], symbol: Callable[[Any], Any]) -> list[Any] | No
     return [-1 if size is None else size for size in nodes] if nodes.count(None) < 2 else None
 
 
-def _is_contiguous(facts: TensorFacts) -> bool | None:
-    """Return whether a tensor is contiguous, or None if that needs a guard."""
+def _is_contiguous(facts: TensorFacts, *, by_hint: bool = False) -> bool | None:
+    """Return whether a tensor is contiguous, or None if that needs a guard.
+
+    Args:
+        by_hint: Whether it is if the example values are contiguous.
+    """
     if facts.is_contiguous:
         return True
     expected = contiguous_strides(facts.shape)
     hints = [(hint_of(old), hint_of(new)) for old, new in zip(facts.stride, expected, strict=True)]
-    differs = any(old != new for old, new in hints)
-    return False if differs and None not in chain.from_iterable(hints) else None
+    if None in chain.from_iterable(hints):
+        return None
+    return False if any(old != new for old, new in hints) else by_hint or None

@@ -54,8 +54,11 @@ def conv3d(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Any:
-    """Return a 3-D convolution as a 2-D one, as ``convolution`` does."""
-    return convolution(input, weight, bias, stride, padding, dilation, False, (0,), groups)
+    """Return a 3-D convolution as a 2-D one, in the layout that later calls were recorded with."""
+    result = convolution(input, weight, bias, stride, padding, dilation, False, (0,), groups)
+    return (
+        result if result is NotImplemented else result.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def _plain(
