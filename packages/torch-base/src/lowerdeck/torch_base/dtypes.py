@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lowerdeck.torch_base._torch_private import expression_of
+from lowerdeck.torch_base._torch_private import expression_of, hint_of
 
 DTYPES = MappingProxyType(
     {
@@ -75,7 +75,8 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
         last = range(tensor.dim() - 1, 1, -1)
         if _is_packed(tensor, (*last, 1, 0)):
             return False
-        if _is_packed(tensor, (1, *last, 0)):
+        has_pixels = any(hint_of(size) not in (None, 1) for size in tensor.shape[2:])
+        if has_pixels and _is_packed(tensor, (1, *last, 0)):
             return True
     try:
         return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=memory_format)
