@@ -13,7 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import EntryPoint, distributions
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
@@ -90,22 +90,26 @@ def run_command(arguments: list[str], loaded: Callable[[], None] = lambda: None)
     name = arguments[0] if arguments else ""
     # Parsing and loading may fail, so the option is read first.
     debug = "--debug" in arguments
-    with _any_encoding():
-        try:
-            status = _run(arguments, loaded)
-            flush_stdout()
-        except BrokenPipeError:
-            # The reader of the output (``| head``) closed the pipe, which is not an error.
-            _let_go_of_stdout()
-            return ExitStatus.DONE
-        except (Exception, KeyboardInterrupt) as error:
-            if debug:
-                _show_traceback(error)
-            if isinstance(error, KeyboardInterrupt):
-                complain(name, "interrupted")
-                return ExitStatus.INTERRUPTED
-            return _end(name, error)
-        return status
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # Other error handlers fail, such as ``surrogateescape``, Python's choice in the C
+            # locale, or drop letters of names.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        status = _run(arguments, loaded)
+        flush_stdout()
+    except BrokenPipeError:
+        # The reader of the output (``| head``) closed the pipe, which is not an error.
+        _let_go_of_stdout()
+        return ExitStatus.DONE
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            _show_traceback(error)
+        if isinstance(error, KeyboardInterrupt):
+            complain(name, "interrupted")
+            return ExitStatus.INTERRUPTED
+        return _end(name, error)
+    return status
 
 
 def _show_traceback(error: BaseException) -> None:
@@ -208,27 +212,6 @@ def _end(name: str, error: Exception) -> ExitStatus:
         "report it with the traceback that --debug shows",
     )
     return ExitStatus.FAILED
-
-
-@contextmanager
-def _any_encoding() -> Iterator[None]:
-    """Print characters outside the terminal's encoding as escapes.
-
-    Other error handlers fail, such as ``surrogateescape``, Python's choice in the C locale, or
-    drop letters of names.
-    """
-    with ExitStack() as stack:
-        for stream in (sys.stdout, sys.stderr):
-            before = getattr(stream, "errors", None)
-            if isinstance(stream, TextIOWrapper) and before is not None:
-                stream.reconfigure(errors="backslashreplace")
-                stack.callback(_set_errors, stream, before)
-        yield
-
-
-def _set_errors(stream: TextIOWrapper, errors: str) -> None:
-    with suppress(ValueError, OSError):
-        stream.reconfigure(errors=errors)
 
 
 def _let_go_of_stdout() -> None:
