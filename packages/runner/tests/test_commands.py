@@ -95,14 +95,6 @@ def test_profile_and_trace(file: Path, tmp_path: Path, shell: Any) -> None:
     assert len(json.loads(trace.read_text())["traceEvents"]) == 2
 
 
-def test_an_etdump_of_all_calls(file: Path, tmp_path: Path, shell: Any) -> None:
-    path = tmp_path / "calls.etdp"
-    assert str(path) in shell("run", file, "--repeat", "3", "--etdump", path).out
-    content = path.read_bytes()
-    assert content[8:12] == b"ED00"
-    assert content.count(b"native_call_add.out\0") == 1  # a text that comes again is there once
-
-
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
@@ -118,7 +110,6 @@ def test_an_etdump_of_all_calls(file: Path, tmp_path: Path, shell: Any) -> None:
         ("--method backward", 3, "there is no method 'backward'"),
         ("--output no/such/folder/o", 4, "there is no folder no/such/folder"),
         ("--trace no/such/folder/o", 4, "there is no folder no/such/folder"),
-        ("--etdump no/such/folder/o", 4, "there is no folder no/such/folder"),
         # Before anything runs in the official runtime.
         ("--no-emulation --profile", 2, "need emulation: remove them"),
         ("--no-emulation --memory poison", 2, "need emulation"),
@@ -130,7 +121,6 @@ def test_an_etdump_of_all_calls(file: Path, tmp_path: Path, shell: Any) -> None:
         ("--data text --trace ./text", 2, "--trace text is the file that --data text"),
         ("--input ones --input x.pt --output soft.pt", 2, "soft.pt is the file that --input x.pt"),
         ("--trace new --output ./new", 2, "--trace new is the file that --output new"),
-        ("--etdump new --trace ./new", 2, "--etdump new is the file that --trace new"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_changes_no_file(

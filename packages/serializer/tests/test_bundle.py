@@ -1,8 +1,7 @@
-"""`.bpte` files: programs with their test cases; and ETDump files, which others read."""
+"""`.bpte` files: programs with their test cases."""
 
 from __future__ import annotations
 
-import struct
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -57,36 +56,3 @@ def test_what_cannot_be_written_is_told(bundle: Any, words: str, tmp_path: Path)
     with pytest.raises(pte.ProgramError, match=words):
         pte.write_bundle(bundle, path)
     assert not path.exists()
-
-
-def test_the_file_begins_with_its_own_size_and_is_whole(tmp_path: Path) -> None:
-    events = [pte.ProfileEvent("native_call_add.out", 5, 9, instruction_id=3)]
-    runs, path = [pte.RunData(events=events), pte.RunData("Load")], tmp_path / "p.etdp"
-    file = pte.serialize_etdump(runs)
-    size, root, identifier = struct.unpack_from("<II4s", file)
-    assert (size, identifier) == (len(file) - 4, b"ED00")
-    assert 0 < root < size
-    assert pte.write_etdump(runs, path) == len(file)
-    assert path.read_bytes() == file
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"instruction_id": 1 << 31}, "instruction_id: found 2147483648"),
-        ({"chain_index": None}, "chain_index: found None"),
-        ({"start_time": -1}, "start_time: found -1 .*expected 0 to"),
-        ({"end_time": 1.5}, "end_time: found 1.5"),
-        ({"delegate_debug_id": 1 << 40}, "delegate_debug_id_int: found"),
-        ({"delegate_debug_id": 1.5}, "delegate_debug_id_int: found 1.5"),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_nothing_written(
-    changes: dict[str, Any], told: str, tmp_path: Path
-) -> None:
-    event = pte.ProfileEvent(**{"name": "x", "start_time": 0, "end_time": 1, **changes})
-    with pytest.raises(
-        pte.ProgramError, match=rf"run_data\[1\]\.events\[0\]\.profile_event\.{told}"
-    ):
-        pte.write_etdump([pte.RunData(), pte.RunData(events=[event])], tmp_path / "p.etdp")
-    assert not list(tmp_path.iterdir())

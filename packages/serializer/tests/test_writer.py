@@ -160,14 +160,11 @@ def test_the_formats_own_library_reads_programs(program: pte.Program, extracted:
 def test_the_formats_own_library_reads_the_other_formats() -> None:
     layout = pte.TensorLayout(pte.ScalarType.FLOAT, [2], [0])
     entries = {"w": pte.ExternalEntry(b"12345678", layout), "b": pte.ExternalEntry(b"1")}
-    event = pte.ProfileEvent("native_call_add", 3, 5, 0, 1)
-    inner = pte.ProfileEvent("0", 3, 4, 0, 2, delegate_debug_id=7, delegate_debug_metadata=b"m")
 
     def write() -> None:
         pte.serialize_bundle(BUNDLE)
         pte.serialize_ptd(entries)
-        pte.serialize_etdump([pte.RunData("Execute", [event, inner])])
         for graph in (relu(), convolution(), linear()):
             pte.encode_payload(pte.decode_payload(payload(graph, bytes(64))))
 
-    assert len(check_with_library(write)) == 4
+    assert len(check_with_library(write)) == 3

@@ -19,7 +19,6 @@ from lowerdeck.runner.errors import (
     ProgramError,
     RunnerError,
 )
-from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod
 from lowerdeck.runner.official_runtime import OfficialCalls, OfficialRuntime
@@ -38,7 +37,6 @@ __all__ = [
     # Watching
     "Profile",
     "Event",
-    "save_etdump",
     "SourceLocation",
     "compare",
     "Comparison",

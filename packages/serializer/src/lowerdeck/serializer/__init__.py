@@ -10,7 +10,6 @@ if TYPE_CHECKING:  # ``__all__`` selects their public names
     from lowerdeck.serializer.bundle import *
     from lowerdeck.serializer.errors import *
     from lowerdeck.serializer.escaping import *
-    from lowerdeck.serializer.etdump import *
     from lowerdeck.serializer.flatbuffer.storage import *
     from lowerdeck.serializer.flatbuffer.stream import *
     from lowerdeck.serializer.kernels.table import *
@@ -64,11 +63,6 @@ __all__ = [
     "BundledValue",
     "serialize_bundle",
     "write_bundle",
-    # Timings of runs
-    "ProfileEvent",
-    "RunData",
-    "serialize_etdump",
-    "write_etdump",
     "method_digest",
     # Text from files
     "printable",
@@ -171,7 +165,7 @@ _MODULES = (
     *("errors", "escaping", "flatbuffer.storage", "pte.enums", "pte.layout", "pte.schema"),
     *("pte.named_data", "pte.container", "pte.read", "flatbuffer.stream", "pte.write"),
     *("ptd.external_read", "ptd.external_write", "ptd.model_files", "bundle", "kernels.table"),
-    *("pte.digest", "etdump", "xnnpack.operators", "xnnpack.graph"),
+    *("pte.digest", "xnnpack.operators", "xnnpack.graph"),
     *("xnnpack.payload", "xnnpack.releases", "xnnpack.verify", "verify.hazards", "verify.verify"),
 )
 

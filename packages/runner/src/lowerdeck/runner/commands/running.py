@@ -14,7 +14,6 @@ import torch
 from lowerdeck.inspect import CommandError, ExitStatus, check_paths, reading, say, writing
 from lowerdeck.runner.commands.inputs import HELP, make_inputs
 from lowerdeck.runner.errors import ProgramError
-from lowerdeck.runner.etdump import save_etdump
 from lowerdeck.runner.loading import load
 from lowerdeck.runner.method import LoadedMethod, Memory, read_signature
 from lowerdeck.runner.official_runtime import OfficialRuntime
@@ -38,12 +37,6 @@ class RunCommand:
         parser.add_argument("--repeat", type=_count, default=1, help="number of calls (1)")
         parser.add_argument("--profile", action="store_true", help="print times of instructions")
         parser.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome trace")
-        parser.add_argument(
-            "--etdump",
-            type=Path,
-            metavar="FILE",
-            help="write call times for the Inspector of ExecuTorch's devtools",
-        )
         parser.add_argument(
             "--output", type=Path, metavar="FILE", help="save results (torch.save)"
         )
@@ -79,7 +72,6 @@ class RunCommand:
             written=[
                 ("--output", args.output),
                 ("--trace", args.trace),
-                ("--etdump", args.etdump),
             ],
         )
         if args.no_emulation:
@@ -91,10 +83,9 @@ class RunCommand:
 
 def _run_officially(args: argparse.Namespace) -> None:
     """Run the method in the official runtime."""
-    if args.profile or args.trace or args.etdump or args.memory != "strict":
+    if args.profile or args.trace or args.memory != "strict":
         raise CommandError(
-            "--profile, --trace, --etdump and --memory need emulation: "
-            "remove them or --no-emulation",
+            "--profile, --trace and --memory need emulation: remove them or --no-emulation",
             ExitStatus.USAGE,
         )
     with reading(args.file), open_pte(args.file) as file:
@@ -139,7 +130,7 @@ def _run(args: argparse.Namespace) -> None:
     )
     if args.output is not None:
         _save(method.signature.unflatten(outputs), args.output)
-    if args.profile or args.trace is not None or args.etdump is not None:
+    if args.profile or args.trace is not None:
         _report_profile(method, inputs, args)
 
 
@@ -171,11 +162,6 @@ def _report_profile(method: LoadedMethod, inputs: list[Any], args: argparse.Name
         with writing(args.trace):
             profile.save_trace(args.trace)
         say(f"trace: {args.trace} (open it in https://ui.perfetto.dev or chrome://tracing)")
-    if args.etdump is not None:
-        others = [method.profile(*inputs, values=False) for _ in range(args.repeat - 1)]
-        with writing(args.etdump):
-            save_etdump([profile, *others], args.etdump)
-        say(f"etdump: {args.etdump} (executorch.devtools.Inspector(etdump_path=...) reads it)")
 
 
 def _count(text: str) -> int:

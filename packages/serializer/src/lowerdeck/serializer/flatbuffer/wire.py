@@ -22,7 +22,6 @@ from lowerdeck.serializer.flatbuffer.limits import MAX_RANK
 FILE_IDENTIFIER = b"ET12"
 EXTERNAL_IDENTIFIER = b"FT01"
 BUNDLE_IDENTIFIER = b"BP08"
-ETDUMP_IDENTIFIER = b"ED00"
 
 SCALAR_CODES = {
     "u8": "B",
@@ -184,21 +183,3 @@ def parse_schema(file: str, classes: Mapping[str, type]) -> Format:
             fields.append(Field(field, kind, of, "required" in rest, most, "force_align" in rest))
         tables[name] = tuple(fields)
     return Format(tables, unions, classes)
-
-
-ETDUMP_FORMAT = Format(
-    {
-        "ETDump": parse_fields("version:u32 run_data:[RunData]"),
-        "RunData": parse_fields(
-            "name:str bundled_input_index:i32=-1 allocators:[Allocator] events:[Event]"
-        ),
-        "Event": parse_fields(
-            "profile_event:ProfileEvent allocation_event:AllocationEvent debug_event:DebugEvent"
-        ),
-        "ProfileEvent": parse_fields(
-            "name:str chain_index:i32=-1 instruction_id:i32=-1 delegate_debug_id_int:i32=-1"
-            " delegate_debug_id_str:str delegate_debug_metadata:bytes start_time:u64 end_time:u64"
-        ),
-    }
-)
-"""The ETDump tables that this package writes; the root is ``ETDump``."""

@@ -55,7 +55,7 @@ class Writer:
         self._blobs: BlobIndex[int] = BlobIndex()
 
     def finish(
-        self, name: str, root: object, identifier: bytes, *, inserted: int = 0, prefix: int = 0
+        self, name: str, root: object, identifier: bytes, *, inserted: int = 0
     ) -> list[Piece]:
         """Return the pieces of the FlatBuffer without copying blobs.
 
@@ -64,16 +64,14 @@ class Writer:
             root: An object of the table's class, or a dictionary if it has none; likewise nested.
             identifier: File identifier of four bytes.
             inserted: Bytes to reserve after the identifier.
-            prefix: Bytes of the size prefix, which offsets do not count.
 
         Raises:
             ProgramError: The FlatBuffer exceeds ``MAX_FLATBUFFER``.
             Exception: A value does not fit its field; one of ``UNWRITABLE``.
         """
         (table,) = self._tables(name, [root])
-        total = round_up(prefix + 8 + inserted + self._size, self._alignment)
-        size = (total - prefix).to_bytes(4, "little")[:prefix]
-        head = size + struct.pack("<I4s", total - prefix - table, identifier)
+        total = round_up(8 + inserted + self._size, self._alignment)
+        head = struct.pack("<I4s", total - table, identifier)
         return [head.ljust(total - self._size, b"\0"), *reversed(self._pieces)]
 
     def _tables(self, name: str, items: Sequence[Any]) -> list[int]:
