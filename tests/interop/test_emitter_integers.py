@@ -80,7 +80,7 @@ ONE = (
     "amin",
     "argmax",
 )
-ONE += ("argmin", "aminmax", "median", "diff", "nonzero", "count_nonzero", "any", "all")
+ONE += ("argmin", "aminmax", "diff", "nonzero", "count_nonzero", "any", "all")
 RULES: dict[str, Function] = {
     **{name: getattr(torch, name) for name in ONE},
     **{name: pairs(function) for name, function in TWO.items()},
@@ -110,7 +110,6 @@ RULES: dict[str, Function] = {
     "scatter_reduce": lambda k: k.scatter_reduce(0, ONES, k[-2:], "amin"),
     "mm": lambda k: (square(k) @ square(k), square(k) @ k[-2:], torch.dot(k, k)),
     "addmm": lambda k: torch.addmm(square(k), square(k), square(k), beta=3, alpha=5),
-    "addmv": lambda k: torch.addmv(k[-2:], square(k), k[-2:]),
     "linear": lambda k: nn.functional.linear(square(k), square(k)),
     "addcmul": lambda k: torch.addcmul(k, k, k, value=3),
     "to other types": lambda k: [k.to(dtype) for dtype in (*DTYPES, torch.float64, torch.bool)],

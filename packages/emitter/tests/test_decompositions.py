@@ -197,15 +197,6 @@ def test_a_stable_sort_keeps_the_order_of_equals(descending: bool) -> None:
         check(target, x, stable=True, dim=dim, descending=descending)
 
 
-def test_medians_and_ranks() -> None:
-    for x in _rows():
-        check(ATEN.median.default, x)
-        # Of equal elements torch takes any.
-        check(ATEN.median.dim, x, -1, True, only=1 if x.dim() and len(x) > 3 else None)
-        if x.dim() and not x.isnan().any():
-            check(ATEN.kthvalue.default, x, 2, -1, only=1)
-
-
 def test_positions_among_sorted_elements() -> None:
     row, rows = torch.randn(9).sort()[0], torch.randint(-3, 4, (4, 5)).sort()[0]
     wanted = torch.cat([torch.randn(5), row[:3], torch.tensor([math.nan])])
@@ -213,7 +204,6 @@ def test_positions_among_sorted_elements() -> None:
         options = {"right": right, "out_int32": narrow}
         check(ATEN.searchsorted.Tensor, row, wanted, **options)
         check(ATEN.searchsorted.Tensor, rows, torch.randint(-4, 5, (4, 6)), **options)
-        check(ATEN.searchsorted.Scalar, row, 0.3, **options)
         check(ATEN.bucketize.Tensor, wanted.reshape(3, 3), row, **options)
     order = torch.randperm(9)
     check(ATEN.searchsorted.Tensor, row[order], wanted, sorter=order.argsort())
@@ -266,13 +256,11 @@ def test_what_a_rule_leaves_to_others(target: Any, args: tuple[Any, ...]) -> Non
 
 ODD = torch.tensor([0.0, -0.0, 1.5, -2.5, math.inf, -math.inf, math.nan, 3e30])
 PAIRS = tuple(torch.stack([*pair]) for pair in zip(*itertools.product(ODD, ODD), strict=True))
-WHOLE, BOOLS = torch.tensor([-3, 0, 4]), torch.tensor([[True, False, True, False]])
+BOOLS = torch.tensor([[True, False, True, False]])
 
 
-def test_one_or_two_elements_at_a_time() -> None:
+def test_two_elements_at_a_time() -> None:
     one, two = PAIRS
-    for x in (ODD, ODD.double(), ODD.half(), WHOLE):
-        check(ATEN.exp2.default, x)
     # A hypotenuse does not overflow.
     known = ~(one.isnan() | two.isnan())
     check(ATEN.hypot.default, one[known], two[known])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -58,48 +57,6 @@ def sort_stable(
     return torch.gather(self, dim, indices), indices
 
 
-def kth_value(
-    self: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``kthvalue``.
-
-    Args:
-        k: Rank of the element, from 1.
-        dim: The dimension to search.
-        keepdim: Whether the dimension stays, with size 1.
-    """
-    if self.dim() == 0:
-        return self.clone(), torch.zeros((), dtype=torch.int64)
-    values, indices = torch.topk(self, k, dim, False, True)
-    values, indices = values.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1)
-    return (values, indices) if keepdim else (values.squeeze(dim), indices.squeeze(dim))
-
-
-def median(self: torch.Tensor) -> torch.Tensor:
-    """Return ``median`` of all elements, the lower one of two."""
-    return median_along(self.reshape(-1), 0)[0]
-
-
-def median_along(
-    self: torch.Tensor, dim: int, keepdim: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``median`` along a dimension, with its index.
-
-    Args:
-        dim: The dimension to search.
-        keepdim: Whether the dimension stays, with size 1.
-    """
-    size = self.size(dim) if self.dim() else 1
-    values, indices = kth_value(self, (size + 1) // 2, dim, keepdim)
-    if not self.is_floating_point() or self.dim() == 0:
-        return values, indices
-    # If there is a NaN, the median is NaN, with the index of the first NaN.
-    wrong = torch.isnan(self)
-    has_nan = wrong.any(dim, keepdim)
-    first = wrong.to(torch.int64).argmax(dim, keepdim)
-    return torch.where(has_nan, math.nan, values), torch.where(has_nan, first, indices)
-
-
 def searchsorted(
     sorted_sequence: torch.Tensor,
     self: torch.Tensor,
@@ -132,11 +89,6 @@ def searchsorted(
     return indices.to(torch.int32) if out_int32 else indices
 
 
-def searchsorted_number(sorted_sequence: torch.Tensor, self: float, **options: Any) -> Any:
-    """Return ``searchsorted`` of one number."""
-    return searchsorted(sorted_sequence, torch.full((), self), **options)
-
-
 def bucketize(self: torch.Tensor, boundaries: torch.Tensor, **options: Any) -> Any:
     """Return ``bucketize``.
 
@@ -149,10 +101,6 @@ def bucketize(self: torch.Tensor, boundaries: torch.Tensor, **options: Any) -> A
 ORDERING: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.sort.default: sort,
     _ATEN.sort.stable: sort_stable,
-    _ATEN.kthvalue.default: kth_value,
-    _ATEN.median.default: median,
-    _ATEN.median.dim: median_along,
     _ATEN.searchsorted.Tensor: searchsorted,
-    _ATEN.searchsorted.Scalar: searchsorted_number,
     _ATEN.bucketize.Tensor: bucketize,
 }

@@ -187,11 +187,6 @@ def as_strided(
     return torch.ops.aten.alias.default(self) if same else NotImplemented
 
 
-def power_of_two(self: torch.Tensor) -> torch.Tensor:
-    """Return ``exp2``."""
-    return torch.pow(2.0, self)
-
-
 def hypotenuse(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return ``hypot``, scaled so that no square overflows."""
     first, second = torch.abs(self), torch.abs(other)
@@ -247,7 +242,6 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
         )
     },
     _ATEN.empty_strided.default: empty,
-    _ATEN.exp2.default: power_of_two,
     _ATEN.hypot.default: hypotenuse,
     _ATEN.histc.default: histogram,
     _ATEN.__lshift__.Tensor: torch.bitwise_left_shift,

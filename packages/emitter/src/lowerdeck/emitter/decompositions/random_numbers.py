@@ -32,24 +32,6 @@ def normal_in_shape(self: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_
     return randn_like(self) * std + mean
 
 
-def normal(mean: torch.Tensor, std: Any = 1.0, **_: Any) -> Any:
-    """Return ``normal`` with a tensor of means."""
-    shape = mean.shape if not isinstance(std, torch.Tensor) else (mean + std).shape
-    return torch.randn(shape, dtype=mean.dtype, device=mean.device) * std + mean
-
-
-def normal_of_spread(mean: float, std: torch.Tensor, **_: Any) -> Any:
-    """Return ``normal`` with a tensor of standard deviations."""
-    return randn_like(std) * std + mean
-
-
-def normal_of_size(
-    mean: float, std: float, size: Sequence[Any], *, dtype: torch.dtype | None = None, **_: Any
-) -> Any:
-    """Return ``normal`` of a given shape."""
-    return torch.randn(size, dtype=dtype) * std + mean
-
-
 def bernoulli(self: torch.Tensor, p: float, **_: Any) -> Any:
     """Return ``bernoulli`` with the probability ``p``."""
     return (torch.rand(self.shape, device=self.device) < p).to(self.dtype)
@@ -62,14 +44,6 @@ def dropout(self: torch.Tensor, p: float, train: bool | None) -> Any:
     kept_mask = torch.rand(self.shape, device=self.device) >= p
     factor = 0.0 if p == 1 else 1.0 / (1.0 - p)
     return self * kept_mask * factor, kept_mask
-
-
-def exponential(self: torch.Tensor, lambd: float = 1.0, **_: Any) -> Any:
-    """Return ``exponential``."""
-    # The kernel draws doubles below 1, which may round to 1 in the tensor's dtype, where the
-    # logarithm is 0.
-    uniform = torch.clamp(1.0 - rand_like(self), min=torch.finfo(self.dtype).eps / 2)
-    return -torch.log(uniform) / lambd
 
 
 def randint(high: Any, size: Sequence[Any], **options: Any) -> Any:
@@ -96,13 +70,8 @@ RANDOM_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.randn_like.default: randn_like,
     _ATEN.uniform.default: uniform,
     _ATEN.normal_functional.default: normal_in_shape,
-    _ATEN.normal.Tensor_float: normal,
-    _ATEN.normal.Tensor_Tensor: normal,
-    _ATEN.normal.float_Tensor: normal_of_spread,
-    _ATEN.normal.float_float: normal_of_size,
     _ATEN.bernoulli.p: bernoulli,
     _ATEN.native_dropout.default: dropout,
-    _ATEN.exponential.default: exponential,
     _ATEN.randint.default: randint,
     _ATEN.randint.low: randint_between,
 }

@@ -77,9 +77,6 @@ _REFERENCES = (
     # Batch norm in training mode.
     _ATEN._native_batch_norm_legit_functional.default,
     _ATEN._batch_norm_with_update_functional.default,
-    _ATEN.addmv.default,
-    _ATEN.dist.default,
-    _ATEN.ldexp.Tensor,
     _ATEN.tril_indices.default,
     _ATEN.triu_indices.default,
 )
