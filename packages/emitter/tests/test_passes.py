@@ -87,13 +87,6 @@ COPIES: dict[str, tuple[Any, dict[str, int], Any]] = {
         {0: "rows", 1: "columns"},
     ),
     # The input itself is the one result that has to be copied.
-    "branches": (
-        lambda x: torch.cond(
-            x.sum() > 0, lambda t: (t + 1, t.clone()), lambda t: (t - 1, t * 2), (x,)
-        ),
-        {"clone": 1},
-        {},
-    ),
     "a buffer": (Of(lambda self, x: self.count(x[0]), count=Counter(0.0)), {}, {}),
 }
 

@@ -19,7 +19,6 @@ from lowerdeck.emitter.passes.remove_copies import remove_copies
 from lowerdeck.emitter.passes.select_kernels import select_kernels
 from lowerdeck.emitter.passes.share_views import share_views
 from lowerdeck.emitter.passes.widen_sums import widen_sums
-from lowerdeck.emitter.passes.write_branches import write_branches
 
 
 def run_passes(
@@ -51,5 +50,4 @@ def run_passes(
     share_views(method)
     drop_dead_code(method)
     select_kernels(method, config.table)
-    write_branches(method)
     guard_empty(method, config.table)
