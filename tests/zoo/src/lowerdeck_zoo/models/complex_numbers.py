@@ -49,11 +49,8 @@ _FUNCTIONS = {
         lambda c, _d, _y: c.sum(1).mean(),
     ],
     "matrices": [
-        lambda c, d, _: c @ d.T,
         lambda c, d, _: torch.bmm(c[None], d.T[None]),
         lambda c, d, _: torch.einsum("ij,ik->jk", c, d),
-        lambda c, d, _: nn.functional.linear(c, d, d[:, 0]),
-        lambda c, _, y: c @ y[..., 0].T.to(torch.complex64),
     ],
     "parts": [
         lambda c, _d, _y: c.conj() * 1j,

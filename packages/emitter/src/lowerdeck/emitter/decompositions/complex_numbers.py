@@ -8,7 +8,6 @@ conversions are free for static shapes.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -69,17 +68,14 @@ def _adds(left: Any, right: Any) -> bool:
 
 def product(self: torch.Tensor, other: Any) -> Any:
     """Return a product with at least one complex factor."""
-    return NotImplemented if _runs(self, other) else _multiplied(operator.mul, self, other)
-
-
-def _multiplied(multiply: Callable[[Any, Any], Any], left: Any, right: Any) -> torch.Tensor:
-    """Return a product computed by products of the real and imaginary parts."""
-    (a, b), (c, d) = _parts(left), _parts(right)
-    if not _is_complex(left):
-        return _joined(multiply(a, c), multiply(a, d))
-    if not _is_complex(right):
-        return _joined(multiply(a, c), multiply(b, c))
-    return _joined(multiply(a, c) - multiply(b, d), multiply(a, d) + multiply(b, c))
+    if _runs(self, other):
+        return NotImplemented
+    (a, b), (c, d) = _parts(self), _parts(other)
+    if not _is_complex(self):
+        return _joined(a * c, a * d)
+    if not _is_complex(other):
+        return _joined(a * c, b * c)
+    return _joined(a * c - b * d, a * d + b * c)
 
 
 def quotient(self: torch.Tensor, other: Any) -> Any:
@@ -165,33 +161,6 @@ def cast(self: torch.Tensor, *, dtype: torch.dtype | None = None, **options: Any
     if not self.is_complex():
         return _joined(real, torch.zeros_like(real))
     return _joined(real, imaginary.to(_REAL[target]))
-
-
-def matrix_product(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
-    """Return a matrix product with a complex operand."""
-    return _multiplied(operator.matmul, self, mat2)
-
-
-def dense(
-    input: torch.Tensor,  # noqa: A002 - the name in the schema
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> Any:
-    """Return ``linear`` with complex operands.
-
-    Args:
-        weight: The weight, shape (outputs, inputs).
-    """
-    product = torch.matmul(input, weight.t())
-    return product if bias is None else product + bias
-
-
-def product_and_sum(
-    self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
-) -> Any:
-    """Return ``addmm`` with complex operands."""
-    multiplied = mat1 @ mat2 if alpha == 1 else (mat1 @ mat2) * alpha
-    return multiplied + (self if beta == 1 else self * beta)
 
 
 def angle(self: torch.Tensor) -> Any:
@@ -354,9 +323,6 @@ _OF_COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.cat.default: concatenated,
     _ATEN.abs.default: absolute,
     _ATEN.sum.dim_IntList: _on_pairs(torch.sum, fixed=False),
-    _ATEN.mm.default: matrix_product,
-    _ATEN.linear.default: dense,
-    _ATEN.addmm.default: product_and_sum,
     _ATEN.angle.default: angle,
     _ATEN.mean.default: _on_pairs(torch.mean),
     _ATEN.mean.dim: _on_pairs(torch.mean),
