@@ -96,6 +96,8 @@ def test_what_does_not_fit_a_split_stays(function: Callable[[Tensor, Tensor], Te
         (lambda x: x.permute(0, 2, 1, 3, 4).transpose(1, 2) + 1, 0),
         (lambda x: x.permute(0, 4, 1, 2, 3).flatten(2).transpose(1, 2), 0),
         (lambda x: x + torch.arange(6) * torch.arange(6), 0),
+        # As in XLNet, where another layer repeats the first permutation.
+        (lambda x: (x.mT.mT.relu(), x.mT.exp()), 1),
         (lambda x: x.permute(0, 4, 1, 3, 2).flatten(2).transpose(1, 2), 2),
         (lambda x: x.permute(0, 2, 1, 3, 4).flatten(1, 2).transpose(0, 1), 2),
     ],

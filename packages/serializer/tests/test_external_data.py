@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowerdeck import serializer as pte
-from lowerdeck_files.programs import add_program
+from lowerdeck_files.programs import add_program, named_data
 
 _LAYOUT = pte.TensorLayout(pte.ScalarType.FLOAT, [2, 3], [0, 1])
 _WEIGHT = bytes(range(24))
@@ -69,7 +69,9 @@ def test_what_a_store_tagged_becomes_external_data() -> None:
 
 
 def test_program_and_data_are_written_and_read_together(tmp_path: Path) -> None:
-    paths = pte.write_model(_external_program(), tmp_path / "m.pte", external={"weights": _DATA})
+    paths = pte.write_model(
+        _external_program(), tmp_path / "m.pte", named_data=named_data({"weights": _DATA})
+    )
     assert [path.name for path in paths] == ["weights.ptd", "m.pte"]
     with pte.open_ptd(paths[0]) as file:
         view = file.entries["weight"].data
@@ -100,7 +102,9 @@ def test_data_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(pte.ProgramError, match=message):
         pte.write_model(
-            _external_program(), tmp_path / "m.pte", external={"w": pte.ExternalData(entries)}
+            _external_program(),
+            tmp_path / "m.pte",
+            named_data=named_data({"w": pte.ExternalData(entries)}),
         )
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "m.pte").write_bytes(pte.serialize_pte(_external_program()))
@@ -113,7 +117,7 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     program = _external_program()
     program.named_data.append(pte.NamedData("weight", b"1"))
     with pytest.raises(pte.ProgramError, match="'weight' twice"):
-        pte.write_model(program, tmp_path / "m.pte", external={"w": _DATA})
+        pte.write_model(program, tmp_path / "m.pte", named_data=named_data({"w": _DATA}))
 
 
 def test_a_pte_is_no_ptd_and_the_other_way_round() -> None:

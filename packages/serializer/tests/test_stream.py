@@ -14,7 +14,7 @@ import pytest
 
 from lowerdeck import serializer as pte
 from lowerdeck.serializer.flatbuffer import stream
-from lowerdeck_files.programs import add_program
+from lowerdeck_files.programs import add_program, named_data
 
 _WANTED = pte.serialize_pte(add_program())
 _ENTRIES = {"w": pte.ExternalEntry(bytes(24))}
@@ -107,7 +107,7 @@ def _model(letter: str, path: Path) -> None:
         name: pte.ExternalData({name: pte.ExternalEntry(letter.encode() * 8)})
         for name in ("one", "two")
     }
-    pte.write_model(program, path, external=data)
+    pte.write_model(program, path, named_data=named_data(data))
 
 
 def _letters(folder: Path) -> dict[str, str]:
@@ -170,5 +170,5 @@ def test_a_killed_writer_never_leaves_a_program_with_the_data_of_another(tmp_pat
 @pytest.mark.parametrize("tag", ["", "../up", "a/b", "/a"])
 def test_a_tag_that_names_no_file_is_refused(tag: str, tmp_path: Path) -> None:
     with pytest.raises(pte.ProgramError, match="expected the stem of a file name"):
-        pte.write_model(add_program(), tmp_path / "model.pte", external={tag: _DATA})
+        pte.write_model(add_program(), tmp_path / "model.pte", named_data=named_data({tag: _DATA}))
     assert not list(tmp_path.iterdir())

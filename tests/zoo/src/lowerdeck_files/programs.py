@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -259,3 +259,12 @@ def _delegates(draw: st.DrawFn, count: int) -> list[pte.BackendDelegate]:
     )
     specs = st.lists(st.builds(pte.CompileSpec, _texts, _blobs), max_size=2)
     return draw(st.lists(st.builds(pte.BackendDelegate, _texts, references, specs), max_size=3))
+
+
+def named_data(external: Mapping[str, pte.ExternalData]) -> pte.NamedDataStoreOutput:
+    """Return external data as the named data of a store."""
+    store = pte.NamedDataStore()
+    for tag, data in external.items():
+        for key, entry in data.entries.items():
+            store.add_named_data(key, entry.data, entry.alignment, tag, entry.tensor_layout)
+    return store.get_named_data_store_output()

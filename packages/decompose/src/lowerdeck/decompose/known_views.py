@@ -137,7 +137,7 @@ def _is_contiguous(facts: TensorFacts, *, by_hint: bool = False) -> bool | None:
     """Return whether a tensor is contiguous, or None if that needs a guard.
 
     Args:
-        by_hint: Whether it is if the example values are contiguous.
+        by_hint: Whether to take the answer for the example sizes.
     """
     if facts.is_contiguous:
         return True

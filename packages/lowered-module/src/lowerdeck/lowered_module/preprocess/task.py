@@ -61,7 +61,7 @@ class Task:
             program = load_program(self.program, tensors)
         except Exception as error:
             raise PreprocessError(
-                f"a worker cannot read a partition ({type(error).__name__}: {error}): use the "
-                "same torch on both sides, or lower without an executor"
+                f"a worker cannot deserialise a partition ({type(error).__name__}: {error}): use "
+                "the same torch version in both processes, or lower without an executor"
             ) from error
         return with_plain_bytes(self.backend.preprocess(program, self.compile_specs))

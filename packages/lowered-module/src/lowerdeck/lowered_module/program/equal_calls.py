@@ -6,6 +6,7 @@ constants; with dynamic sizes each layer would compute them at run time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,14 +34,31 @@ def with_merged_calls(program: ExportedProgram) -> ExportedProgram:
 def _merge(graph: Graph) -> bool:
     earlier: dict[Any, Node] = {}
     changed = False
+    crossed: dict[Node, None] = {}
     for node in graph.nodes:
         if _is_mergeable(node):
-            same = _restored(node) or earlier.setdefault(_key(node), node)
+            restored = _restored(node)
+            if restored is not None:
+                crossed.update(dict.fromkeys(_between(node)))
+            same = restored or earlier.setdefault(_key(node), node)
             if same is not node:
                 node.replace_all_uses_with(same)
-                _erase_unread(node)
+                graph.erase_node(node)
                 changed = True
+    # Later calls may be equal to these, so they are erased last, if nothing reads them.
+    for node in sorted(crossed, reverse=True):
+        if not node.users:
+            graph.erase_node(node)
     return changed
+
+
+def _between(node: Node) -> Iterator[Node]:
+    """Yield the first of two permutations that cancel out, and a copy and a view after it."""
+    source: Any = node.args[0]
+    while source.target not in MOVES:
+        yield source
+        source = source.args[0]
+    yield source
 
 
 def _restored(node: Node) -> Node | None:
@@ -74,15 +92,6 @@ def _restored(node: Node) -> Node | None:
         result = node.graph.call_function(view.target, (restored, sizes))
     result.meta = {**meta}
     return result
-
-
-def _erase_unread(node: Node) -> None:
-    """Erase a call and what only it reads."""
-    sources = node.all_input_nodes
-    node.graph.erase_node(node)
-    for source in sources:
-        if not source.users and source.op == "call_function":
-            _erase_unread(source)
 
 
 def _is_mergeable(node: Node) -> bool:

@@ -13,7 +13,6 @@ from lowerdeck.serializer.errors import ContentError, ProgramError
 from lowerdeck.serializer.flatbuffer.stream import write_files
 from lowerdeck.serializer.ptd.external_read import PtdFile, open_ptd
 from lowerdeck.serializer.ptd.external_write import (
-    ExternalData,
     ExternalEntry,
     external_data,
     ptd_pieces,
@@ -30,21 +29,19 @@ def write_model(
     program: Program,
     path: str | os.PathLike[str],
     *,
-    external: Mapping[str, ExternalData] | None = None,
     named_data: NamedDataStoreOutput | None = None,
     **layout: Unpack[LayoutOptions],
 ) -> list[Path]:
     """Write a program and its external data side by side, and return the paths of all files.
 
-    ``external["weights"]`` goes to ``weights.ptd`` in the folder of ``path``. All files are
-    planned and checked first, then written under temporary names, then renamed. The old program is
-    removed before its data, and the new one is placed last. A crash leaves the old model, the new
-    one, or none, but never a program with data of the other version.
+    Named data with the tag ``weights`` go to ``weights.ptd`` in the folder of ``path``. All files
+    are planned and checked first, then written under temporary names, then renamed. The old
+    program is removed before its data, and the new one is placed last. A crash leaves the old
+    model, the new one, or none, but never a program with data of the other version.
 
     Args:
         path: Path of the `.pte` file.
-        external: External data by tag.
-        named_data: Named data of backends; tagged entries are added to ``external``.
+        named_data: Named data, such as those of backends.
         **layout: As for :func:`serialize_pte`.
 
     Returns:
@@ -56,15 +53,7 @@ def write_model(
     """
     path = Path(path)
     program_pieces = pte_pieces(program, named_data, layout)
-    data = {
-        tag: ExternalData(dict(contents.entries), contents.segment_alignment, contents.version)
-        for tag, contents in (external or {}).items()
-    }
-    for tag, more in external_data(named_data).items() if named_data else ():
-        merged = data.setdefault(tag, ExternalData())
-        for key in merged.entries.keys() & more.entries.keys():
-            raise ProgramError(f"external data {tag!r}: the key {key!r} was given twice")
-        merged.entries |= more.entries
+    data = external_data(named_data) if named_data else {}
     inside = [entry.key for entry in program.named_data]
     inside += named_data.pte_data if named_data else ()
     problem = _mismatch(program, {tag: contents.entries for tag, contents in data.items()}, inside)

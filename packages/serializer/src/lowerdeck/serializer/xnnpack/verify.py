@@ -139,8 +139,8 @@ def _verify_constant(
         inside = len(graph.constant_data)
         if constant.offset + max(constant.size, needed) > inside:
             raise damaged(
-                f"found {label} at {constant.offset} of {inside} bytes of constants, expected "
-                f"{needed} bytes there"
+                f"found {inside} bytes of constant data, expected {needed} for {label} at offset "
+                f"{constant.offset}"
             )
     elif named.get(constant.key, needed) < needed:
         raise damaged(

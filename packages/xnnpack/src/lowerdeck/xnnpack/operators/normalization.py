@@ -152,7 +152,7 @@ def _standardized(
 def _standardized_rows(
     emission: Emission, rows: Tracked, eps: float, *, at_once: int = _PART
 ) -> Tracked:
-    """Return a tensor in the plain layout with mean 0 and variance 1 along its last dimension."""
+    """Normalise a tensor in the plain layout along its last dimension: mean 0, variance 1."""
     shifted = shift_by_first(emission, rows, {len(rows.shape) - 1})
     mean = partial(row_mean, emission, at_once=at_once)
     return _standardized(emission, shifted, mean, eps)

@@ -109,7 +109,8 @@ def _of_blocks(
         length < 1 or size % length for length, size in zip(block, sizes, strict=True)
     ):
         raise QuantizationError(
-            f"found blocks of {list(block)} in {describe_node(node)}, which do not divide {sizes}"
+            f"found a block size of {list(block)} in {describe_node(node)}, expected a divisor of "
+            f"the shape {sizes}"
         )
     counts = [size // length for size, length in zip(sizes, block, strict=True)]
     many = [axis for axis, count in enumerate(counts) if count > 1]
