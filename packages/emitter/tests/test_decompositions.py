@@ -12,6 +12,7 @@ import torch
 from emitter_running import check as check_program  # type: ignore[import-not-found]
 
 from lowerdeck.decompose import decompose
+from lowerdeck.emitter.decompositions.batch_norms import BATCH_NORMS
 from lowerdeck.emitter.decompositions.dynamic_quantization import DYNAMIC_QUANTIZATION
 from lowerdeck.emitter.decompositions.experts import expert_rules, grouped_product
 from lowerdeck.emitter.decompositions.grids import GRIDS
@@ -315,6 +316,17 @@ def test_every_quantization_asks_whether_its_dtype_holds_the_limits() -> None:
         assert call(0, 127, torch.int8).dtype == torch.int8
         with pytest.raises(ValueError, match="found integers of 0 to 255, expected -128 to 127"):
             call(0, 255, torch.int8)
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (1, 4, 1, 1), (3, 4), (2, 4, 5), (1, 4, 2, 3)])
+def test_batch_norms_in_training_mode_are_eagers(shape: tuple[int, ...]) -> None:
+    # torch.export fails on one number a channel: torch's own rule divides by zero.
+    operator = torch.ops.aten._native_batch_norm_legit_functional.default
+    x, weight, bias = torch.randn(shape).double(), torch.randn(4).double(), torch.randn(4).double()
+    state = torch.randn(4).double(), torch.rand(4).double()
+    expected = operator(x, weight, bias, *state, True, 0.1, 1e-5)
+    results = BATCH_NORMS[operator](x, weight, bias, *state, True, 0.1, 1e-5)
+    torch.testing.assert_close(results, expected, equal_nan=True)
 
 
 def test_rolls_of_whole_windows_are_slices_joined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from lowerdeck.emitter._torch_private import reference_decomposition
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
+from lowerdeck.emitter.decompositions.batch_norms import BATCH_NORMS
 from lowerdeck.emitter.decompositions.complex_numbers import COMPLEX_NUMBERS
 from lowerdeck.emitter.decompositions.experts import expert_rules
 from lowerdeck.emitter.decompositions.grids import GRIDS
@@ -94,6 +95,7 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
     **INTEGERS,
     **RANDOM_NUMBERS,
     **ANTIALIASING,
+    **BATCH_NORMS,
 }
 
 
@@ -139,6 +141,8 @@ def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> De
         if find_kernel(target, settings.table)[0] is None
     }
     special = {**_RULES, **quantized, **expert_rules()}
+    for target, rule in BATCH_NORMS.items():
+        special[target] = _first_of(rule, rules[target])
     if complex_numbers:
         for target, rule in COMPLEX_NUMBERS.items():
             other = special.get(target, rules.get(target))
