@@ -337,7 +337,10 @@ class Damaging(ThreadPoolExecutor):
 
 def test_what_cannot_travel_is_an_error() -> None:
     program = exported(calling(lambda x: x.relu()), torch.ones(2, 3))
-    with Damaging(1) as executor, pytest.raises(PreprocessError, match="a worker cannot read"):
+    with (
+        Damaging(1) as executor,
+        pytest.raises(PreprocessError, match="a worker cannot deserialise"),
+    ):
         to_backend(program, everything("Counting"), executor=executor)
     calls_of(program)[0].meta["custom"] = {"called": lambda: None}
     with (

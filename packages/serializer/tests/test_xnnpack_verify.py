@@ -125,7 +125,7 @@ BROKEN: dict[str, tuple[Callable[[], Table], str]] = {
     "size": (lambda: changed(relu(), 0, dims=[0, 1 << 31]), "below 2\\*\\*31 elements"),
     "constant beyond": (
         lambda: changed(convolution(), 2, dims=[3, 3, 3, 3]),
-        "value 2 at 0 of 64",
+        "64 bytes of constant data.*value 2 at offset 0",
     ),
     "entry beyond": (lambda: changed(linear(), 3, dims=[5, 32]), "64 bytes of named data"),
     "channel": (lambda: rescaled(convolution(), 2, channel_dim=4), "channel dimension 4"),
