@@ -36,7 +36,7 @@ def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
     """
     if any(map(writes_in_place, list(graphs_of(program.graph_module))[1:])):
         return None
-    # Whether inputs overlap does not matter: a write to an input has no variant.
+    # Overlaps of inputs do not matter: a program that writes an input is not handled here.
     memory = MemoryUse(program.graph, program.graph_module)
     variants: dict[Node, OpOverload] = {}
     variants_by_kind: dict[Any, OpOverload | None] = {}

@@ -129,7 +129,7 @@ def to_backend(
     (``preprocess_multimethod``).
 
     Arguments are never changed, also if lowering fails. Weights are not copied. Results do not
-    depend on executor and cache.
+    depend on executor and cache. Python's garbage collector is paused meanwhile.
 
     Args:
         *args: The arguments of the form: ``backend_id``, the name of a backend; ``edge_program``,
@@ -207,7 +207,7 @@ def to_backend(
             f"to_backend() {error}; with a {type(first).__name__} first it takes "
             f"{', '.join(signature.parameters)}"
         ) from None
-    # Graphs of several forms grow and die together: collections walked them five times.
+    # One pause for all steps: each resumption would collect, and walk the graphs again.
     with collector_held():
         return form(*bound.args, **bound.kwargs)
 
