@@ -16,6 +16,7 @@ import pytest
 import torch
 from lowered_helpers import install, lowerdeck, runs_without
 
+from lowerdeck.lowered_module.inspect.accuracy import call_in_eager, call_sizes
 from lowerdeck.serializer import Tensor, open_pte
 
 MODEL = """
@@ -288,6 +289,17 @@ def test_a_check_that_cannot_be_made_is_an_error(
     expected = "cannot be compared" if has_runner else "needs lowerdeck.runner: install"
     assert lowerdeck("lower", model, "--backend", "Try", "--check") == 4
     assert expected in capsys.readouterr().err
+
+
+def test_a_bound_that_eager_rejects_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class PairsOnly(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[1]
+
+    x = torch.ones(2, 3)
+    calls, _ = call_in_eager(PairsOnly(), (x,), {}, 1, [((x[:1],), {}), ((x,), {})])
+    assert call_sizes(calls) == ["[2, 3]"]
+    assert "eager rejects it: index 1 is out of bounds" in caplog.text
 
 
 def test_check_names_the_output_and_the_state_that_differ(

@@ -408,8 +408,8 @@ def decomposed_for(
     for name, given in programs.items():
         # As exir does: partitioners look for weights among the inputs.
         program = with_plain_sizes(unwrap_subclass_parameters(given))
-        kept, selective = _kept(program, partitioners.get(name, ()))
-        rules = pre_partition_rules(selective)
+        kept, kept_by_all = _kept(program, partitioners.get(name, ()))
+        rules = pre_partition_rules(kept_by_all)
         kept[_ROLL] = _either(kept.get(_ROLL, _is_dynamic), _is_dynamic)
         kept |= always
         try:
@@ -456,7 +456,10 @@ def _decomposed(
 def _kept(
     program: ExportedProgram, partitioners: Sequence[Any]
 ) -> tuple[dict[OpOverload, Any], set[OpOverload]]:
-    """Return the operators that a partitioner keeps, with a predicate or None; those of all."""
+    """Return the operators that any partitioner keeps, and those that all keep.
+
+    The first are given with a predicate on nodes, or None for all calls.
+    """
     kept: dict[OpOverload, Any] = {}
     common: set[OpOverload] | None = None
     for partitioner in partitioners:

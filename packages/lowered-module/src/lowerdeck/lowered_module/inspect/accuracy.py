@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from lowerdeck.torch_base import copy_module, pytree, size_range, upper_bound
 CALLS = 3
 """Calls of a comparison: state that is lost or written twice shows from the second on."""
 _MOST_GROWTH = 64
+_LOG = logging.getLogger("lowerdeck.lowered_module")
 _Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -134,9 +136,11 @@ def call_in_eager(
             before = copy_module(model, share_parameters=True) if number else model
             try:
                 add_call(model, inputs)
-            except Exception:
+            except Exception as error:
                 if not number:
                     raise
+                if number >= count:
+                    _LOG.warning("a size is not compared, because eager rejects it: %s", error)
                 # A model may validate its inputs; then it is called with the example inputs again.
                 model = before
                 add_call(model, copy.deepcopy(arguments))
