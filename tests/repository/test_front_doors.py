@@ -53,7 +53,7 @@ BEHIND = {
     "parsers of hostile text": "runner/hostile_kernels runner/test_structure",
     "pages and commands without a public function": (
         "language-models/test_changes language-models/test_generating "
-        "inspect/test_answers runner/test_commands "
+        "inspect/test_answers lowered-module/test_commands runner/test_commands "
         "inspect/test_command_line inspect/test_doctor inspect/test_payload_contents "
         "inspect/test_quiet inspect/test_report inspect/test_report_trace "
         "interop/test_language_models interop/test_serializer_payloads"
