@@ -9,6 +9,7 @@ IMPORT = """
 import sys
 import lowerdeck.lowered_module as package
 late = ("lowerdeck.emitter", "lowerdeck.inspect.report")
+assert not {"torch._dynamo", "sympy"} & set(sys.modules)  # a second of imports
 assert not [name for name in late if name in sys.modules]
 assert set(package.__all__) <= set(dir(package))
 for name in package.__all__:

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, symbolic_trace
 
 from lowerdeck.torch_base import _torch_private as private
-from lowerdeck.torch_base import bytes_of
+from lowerdeck.torch_base import assume_constant_result, bytes_of
 from lowerdeck_zoo import Of, exported
 
 
@@ -299,3 +299,15 @@ def test_hooks_hear_of_erased_nodes() -> None:
     gm._register_erase_node_hook(lambda node: seen.append(node.name))
     private.erase_nodes_now(gm.graph, [list(gm.graph.nodes)[1]])
     assert seen == ["sin"]
+
+
+def test_dynamo_reads_the_mark_of_a_constant_function() -> None:
+    def own() -> int:
+        return 1
+
+    def upstream() -> int:
+        return 1
+
+    assert assume_constant_result(own) is own
+    torch.compiler.assume_constant_result(upstream)  # type: ignore[no-untyped-call]
+    assert vars(own) == vars(upstream) != {}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from lowerdeck.torch_base import LazyGraphModule
+from lowerdeck.torch_base import LazyGraphModule, assume_constant_result
 
 
 class _DeferredGraphModule(LazyGraphModule):  # type: ignore[misc,valid-type]
@@ -18,7 +18,7 @@ class _DeferredGraphModule(LazyGraphModule):  # type: ignore[misc,valid-type]
     and traces the generated ``forward``.
     """
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @assume_constant_result
     def real_recompile(self) -> None:
         super().real_recompile()
 

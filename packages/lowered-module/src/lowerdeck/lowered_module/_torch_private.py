@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from lowerdeck.torch_base import FakeTensor, FakeTensorMode, pytree
 
@@ -33,6 +32,9 @@ def fake_mode_of(values: object) -> FakeTensorMode | None:
 
 def new_fake_mode() -> FakeTensorMode:
     """Return a fake mode with a new shape environment, as programs have."""
+    # Imported here: it loads sympy (0.3 s).
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
 
 

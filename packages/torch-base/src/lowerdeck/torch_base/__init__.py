@@ -17,6 +17,7 @@ from lowerdeck.torch_base._torch_private import (
     OpOverloadPacket,
     TorchDispatchMode,
     add_node,
+    assume_constant_result,
     composite_parts,
     copy_graph,
     copy_node,
@@ -141,10 +142,11 @@ __all__ = [
     "renamed_outputs",
     "set_program_parts",
     "with_parts",
-    # pytree, fake tensors, dispatch modes, and the garbage collector
+    # pytree, fake tensors, dispatch modes, tracing, and the garbage collector
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "assume_constant_result",
     "collector_held",
     "detect_fake_mode",
     "enable_python_dispatcher",

@@ -19,6 +19,7 @@ from torch.fx import Node, Proxy
 
 from lowerdeck.torch_base import (
     SYMBOLS,
+    assume_constant_result,
     expression_of,
     plain_number,
     returns_written,
@@ -105,7 +106,7 @@ class RecordedCall:
         return self._records  # type: ignore[no-any-return]
 
     # Called, not traced, by compilers.
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @assume_constant_result
     def _find(self) -> None:
         if self._records is None:
             arguments = tuple(map(_leaf_record, self.inputs))

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import ConstantArgument, TensorArgument
 from torch.fx import traceback
 
-from lowerdeck.torch_base import SYMBOLS, graphs_of, pytree
+from lowerdeck.torch_base import SYMBOLS, assume_constant_result, graphs_of, pytree
 from lowerdeck.unflatten._torch_private import call_being_traced, node_of
 from lowerdeck.unflatten.metadata import INNER, LEAVES, PASS_THROUGH
 
@@ -136,7 +136,7 @@ class _Hooks:
         self.structure: object = None
 
     # Export rejects side effects of hooks in a branch; this function is called, not traced.
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @assume_constant_result
     def note_branch(self) -> None:
         """Record that the module is called in a branch or a loop."""
         for name in self.names:

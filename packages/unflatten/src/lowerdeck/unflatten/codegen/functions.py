@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from lowerdeck.torch_base import SourceFrame
+from lowerdeck.torch_base import SourceFrame, assume_constant_result
 from lowerdeck.unflatten import contract, specializations
 from lowerdeck.unflatten.call_signature import PENDING, one_line
 from lowerdeck.unflatten.codegen.names import readable
@@ -84,7 +84,7 @@ def deferred_function(parameters: str, write: Callable[[], _Source]) -> Function
     function = FunctionType(_first_code(parameters), scope, "forward")
 
     # Called, not traced, by compilers.
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @assume_constant_result
     def compile_source() -> None:
         source = write()
         scope.update(source.names)
