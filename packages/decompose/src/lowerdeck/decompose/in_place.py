@@ -63,7 +63,6 @@ def _variant(node: Node, variants_by_kind: dict[Any, OpOverload | None]) -> OpOv
     """Return the functional variant of a call, or None if its result's metadata differs.
 
     Args:
-        node: An in-place call.
         variants_by_kind: Cache of variants; updated in place.
     """
     if not isinstance(node.target, OpOverload) or not node.args:

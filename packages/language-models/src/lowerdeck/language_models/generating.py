@@ -36,7 +36,6 @@ class ModelFile:
         chunk: Largest number of tokens in one call.
         context: Largest number of tokens of a text.
         eos: Tokens that end a text.
-        program: The loaded program.
     """
 
     path: Path

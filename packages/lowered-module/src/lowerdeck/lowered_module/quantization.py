@@ -130,7 +130,6 @@ def quantize(
     """Quantise a model; return the program and its partitioner.
 
     Args:
-        offer: The backend's quantisation.
         mode: One of its modes.
         model: The model with its example inputs.
         samples: Calibration samples; by default the example inputs.
@@ -164,7 +163,6 @@ def float_weights(
     """Return the float weights of more than 1 kB in a quantised program, without biases.
 
     Args:
-        offer: The backend's quantisation.
         mode: One of its modes.
     """
     why_float = getattr(offer, "why_float", None)

@@ -38,7 +38,6 @@ class LoadedMethod:
     Use one :meth:`LoadedProgram.clone` per thread.
 
     Args:
-        source: Provides constants.
         memory: Whether to check the memory plan, and to poison dead memory.
         debug: Debug maps of instructions.
         custom_kernels: Full names of additionally allowed operators.

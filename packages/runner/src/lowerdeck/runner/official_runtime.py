@@ -120,9 +120,6 @@ class OfficialRuntime:
     ) -> OfficialCalls:
         """Return the results of calls of a method of the loaded file.
 
-        Args:
-            repeat: Number of calls.
-
         Raises:
             OfficialRuntimeError: The runtime rejects the call, or crashes.
         """

@@ -101,7 +101,6 @@ class Template:
 
         Args:
             recording: Its nodes become the template's.
-            target: The called operator.
             undecomposed: The call recorded without rules, to find the views of results, because
                 the inverses of a view and its decomposition differ. None if no result is a view.
 

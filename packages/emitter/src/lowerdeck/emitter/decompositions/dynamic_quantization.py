@@ -14,9 +14,6 @@ import torch
 def check_range(quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
     """Check that the limits fit the dtype, as eager does; a cast would wrap around.
 
-    Args:
-        dtype: The integer dtype.
-
     Raises:
         ValueError: A limit is out of the dtype's range.
     """

@@ -38,9 +38,6 @@ class DelegatePool:
     Args:
         weights_file: Stem of the `.ptd` file for the delegates' named data, unless a backend chose
             another file; None for the `.pte`.
-
-    Attributes:
-        data: The deduplicated payloads.
     """
 
     def __init__(self, weights_file: str | None = None) -> None:

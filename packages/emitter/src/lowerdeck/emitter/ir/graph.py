@@ -49,7 +49,6 @@ class Call:
         target: The operator: an ``OpOverload``, a Python function on numbers, or a ``Kernel``
             that exists only in the runtime.
         args: One entry for each argument of the schema, in order, with defaults filled in.
-        outs: The results.
         origin: The graph node that it comes from.
         kernel: The runtime's kernel, set by the pass ``select_kernels``.
         effect: Whether it has side effects: it is neither removed nor reordered.

@@ -15,7 +15,6 @@ class OutlinedRegion:
     """Module, call and boundary of an outlined region.
 
     Attributes:
-        region: The outlined region.
         module: The submodule; its code is generated at first use.
         call_node: The ``call_module`` node in the parent's graph.
         inputs: Original outer nodes passed as arguments, in order.

@@ -153,11 +153,7 @@ class PartitionView:
 
     @contextmanager
     def visiting(self, node: Node) -> Iterator[None]:
-        """Map instructions emitted in this context to ``node``, and add it to errors.
-
-        Args:
-            node: The visited node.
-        """
+        """Map instructions emitted in this context to ``node``, and add it to errors."""
         self._node = node
         try:
             yield

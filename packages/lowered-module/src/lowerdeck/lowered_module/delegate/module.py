@@ -32,7 +32,6 @@ class LoweredBackendModule(torch.nn.Module):
     Args:
         edge_program: The partition with flat inputs and outputs; the module keeps it.
         backend_id: Name of the backend.
-        processed_bytes: The blob.
         compile_specs: The compile specs of the backend.
         named_data_store_output: The named data of the blob, if any.
         convention: The calling convention, unless it is flat positional arguments.

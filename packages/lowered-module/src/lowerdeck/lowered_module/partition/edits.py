@@ -17,7 +17,6 @@ def first_edit(before: GraphModule, after: GraphModule) -> str | None:
     metadata and node names.
 
     Args:
-        before: The original graph.
         after: The graph returned by the partitioner.
     """
     forms = (_forms(graph_module) for graph_module in (before, after))

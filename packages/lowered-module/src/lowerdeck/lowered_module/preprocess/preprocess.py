@@ -37,7 +37,6 @@ def preprocess_partitions(
     Args:
         cuts: The partitions of each method.
         executor: Runs the backends; None compiles in this process, one by one.
-        cache: Cache of results.
         progress: Called after each partition; None shows a progress bar on a terminal.
         together: Whether a backend that defines ``preprocess_multimethod`` gets its partitions of
             all methods together, in this process and without the cache.

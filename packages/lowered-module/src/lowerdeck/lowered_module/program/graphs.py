@@ -50,11 +50,7 @@ def new_values(program: ExportedProgram) -> dict[str, Any]:
 
 
 def replace_input(user: Node, node: Node, value: Any) -> None:
-    """Replace an input of a node by any argument, such as a number or a list of nodes.
-
-    Args:
-        value: The new argument.
-    """
+    """Replace an input of a node by any argument, such as a number or a list of nodes."""
 
     def replaced(node_: Node) -> Any:
         return value if node_ is node else node_

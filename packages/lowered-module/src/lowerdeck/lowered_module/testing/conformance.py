@@ -64,7 +64,6 @@ class ConformanceReport:
 
         Args:
             check: Name of the check.
-            sample: The tested sample.
             action: Raises if the check fails.
         """
         self.tried[check] = self.tried.get(check, 0) + 1

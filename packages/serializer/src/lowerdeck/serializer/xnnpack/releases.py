@@ -23,9 +23,6 @@ _UNARY = frozenset(
 def needed_release(graph: XnnGraph) -> tuple[str, str] | None:
     """Return the oldest release of ExecuTorch that loads a payload rejected by 1.4.
 
-    Args:
-        graph: Any decoded graph.
-
     Returns:
         The release and the feature that needs it; None if 1.4 loads the payload.
     """

@@ -32,7 +32,6 @@ def unseen_weights(nodes: Sequence[Node], constants: Collection[str]) -> dict[st
     Such a weight has a scale of 1.0, which rounds nearly all of its elements to 0.
 
     Args:
-        nodes: The delegated nodes.
         constants: Names of constant placeholders.
 
     Returns:

@@ -31,7 +31,6 @@ def integer_weights(
     """Find layers with integer weights that compute in float.
 
     Args:
-        nodes: The delegated calls.
         constants: Names of constant placeholders.
 
     Returns:

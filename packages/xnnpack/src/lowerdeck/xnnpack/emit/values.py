@@ -46,7 +46,6 @@ class Values:
 
         Args:
             reads: Encoding of operands; None for each operand's own.
-            writes: Encoding of results.
         """
         before = self.reads, self.writes
         self.reads, self.writes = reads, writes

@@ -196,7 +196,6 @@ def group_refusal(group: int, bits: int, *, rounds: bool) -> str | None:
 
     Args:
         group: Group size; 0 for per-channel scales.
-        bits: Bits per integer.
         rounds: Whether the input is dynamically quantised.
     """
     if group and not rounds:
