@@ -179,6 +179,19 @@ def test_weights_are_not_copied() -> None:
     assert Held.shared == [True]
 
 
+def test_standardized_weights_of_any_size_are_computed_ahead() -> None:
+    def standardized(self: Any, x: Tensor) -> Tensor:
+        rows = self.weight.view(1, 2048, -1)
+        weight = torch.nn.functional.batch_norm(rows, None, None, training=True)
+        return torch.nn.functional.conv2d(x, weight.view_as(self.weight))
+
+    # The batch norm returns means and deviations with the 4.2 MB.
+    model = Of(standardized, weight=torch.ones(2048, 513, 1, 1))
+    program = exported(model, torch.ones(1, 513, 1, 1)).run_decompositions()
+    calls = [node for node in program.graph.nodes if node.op == "call_function"]
+    assert foldable_nodes(calls, {"b_weight"}) == calls[:-1]
+
+
 def test_partitions_of_nothing_else_are_none() -> None:
     def alone(_: Any, x: Tensor) -> Tensor:
         return x.sin() * torch.arange(4).eq(2).float()
