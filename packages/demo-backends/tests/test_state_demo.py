@@ -69,7 +69,7 @@ def test_each_handle_has_a_state_of_its_own_and_keeps_it_when_a_call_fails(
     before = [one.clone() for one in first.state]
     with pytest.raises(DelegateRunError, match="index_copy"):
         runtime.execute(first, [*step(0)[:3], torch.tensor([99]), step(0)[4]])
-    with pytest.raises(DelegateInputError, match="inputs are needed"):
+    with pytest.raises(DelegateInputError, match="inputs, expected"):
         runtime.execute(first, step(0)[:2])
     assert all(map(torch.equal, before, first.state))
 

@@ -53,7 +53,7 @@ _DEMOS = ("delegate_mapping_demo", "state_demo")
 
 
 def __getattr__(name: str) -> Any:
-    """Return a part of the backends, importing both at the first use."""
+    """Import both backends at the first access to one of their names."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     demos = [importlib.import_module(f"{__name__}.{demo}") for demo in _DEMOS]

@@ -1,8 +1,8 @@
-"""Demo of debug maps: they survive a compiler that fuses and decomposes.
+"""Demo of debug maps in a compiler that fuses and decomposes.
 
-A convolution whose only reader is a relu becomes one step, a tangent becomes three. Each step is
-logged by an identifier, and the debug map lists the nodes of the program of each identifier,
-so that a time or a wrong number on a device is found in the model's source::
+A convolution whose only user is a relu is fused with it into one step; a tangent becomes three
+steps. The runtime half logs each step with an identifier, and the debug map lists the nodes of
+each identifier, so that times and wrong results on a device can be traced to the model's source::
 
     BackendWithDelegateMappingDemo 2 0badc0de
     inputs float32
@@ -36,7 +36,7 @@ from lowerdeck.lowered_module import (
 from lowerdeck.torch_base import describe_node
 
 OWN_IDENTIFIERS = CompileSpec("debug_identifiers", b"own")
-"""Compile spec that asks for identifiers such as ``"tan/sin_op"`` instead of 0, 1, 2, ..."""
+"""Compile spec that selects identifiers such as ``"tan/sin_op"`` instead of 0, 1, 2, ..."""
 
 KERNELS: Kernels = {
     "conv_op": torch.conv2d,
@@ -52,27 +52,27 @@ _RELUS = ("aten.relu.default", "aten.relu_.default")
 
 
 def _not_of_images(node: Node) -> str | None:
-    """Return why a convolution is none that the runtime half computes, or None."""
+    """Return why the runtime half does not support a convolution, or None."""
     if arguments_of(node).get("transposed"):
         return "it is transposed"
-    return None if node.meta["val"].dim() == 4 else "its images have no batch, or not two sides"
+    return None if node.meta["val"].dim() == 4 else "its input is not a batch of images"
 
 
 class BackendWithDelegateMappingDemo(TextBackend):
-    """Compiles convolution, relu and tan to a small text, with a debug map."""
+    """Compiles convolutions, relu and tan to a text format, with a debug map."""
 
     kernels = KERNELS
 
     @visits(*_CONVOLUTIONS, dtypes=_FLOAT, when=lambda node: _not_of_images(node) or True)
     def convolution(self, part: PartitionView, node: Node) -> None:
-        """Add a step, unless the only reader is a relu: then that one does."""
-        readers = [operator_name(user) for user in node.users]
-        if len(readers) != 1 or readers[0] not in _RELUS:
+        """Add a step, unless the only user is a relu, whose visitor then adds the fused step."""
+        users = [operator_name(user) for user in node.users]
+        if len(users) != 1 or users[0] not in _RELUS:
             self.operands[node] = self._step(part, "conv_op", [node], _settings(node))
 
     @visits(*_RELUS, dtypes=_FLOAT)
     def relu(self, part: PartitionView, node: Node) -> None:
-        """Add a step, for the convolution as well where that one left it to its relu."""
+        """Add a step for the relu, fused with the preceding convolution if it has no step yet."""
         source = arguments_of(node)["self"]
         if source in self.operands:
             self.operands[node] = self._step(part, "relu_op", [node], [source])
@@ -82,7 +82,7 @@ class BackendWithDelegateMappingDemo(TextBackend):
 
     @visits("aten.tan.default", dtypes=_FLOAT)
     def tan(self, part: PartitionView, node: Node) -> None:
-        """Add three steps, which together compute the tangent."""
+        """Add three steps: sine, cosine and quotient."""
         x = arguments_of(node)["self"]
         sine = self._step(part, "sin_op", [node], [x])
         cosine = self._step(part, "cos_op", [node], [x])
@@ -97,7 +97,7 @@ class BackendWithDelegateMappingDemo(TextBackend):
 
     @staticmethod
     def get_test_model_and_inputs() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-        """Return a model that this backend takes whole, and inputs for it.
+        """Return a model that this backend delegates completely, and its inputs.
 
         Returns:
             Two convolutions with relu (3 to 16 to 32 channels) and a tangent, with seeded
@@ -118,10 +118,10 @@ def _settings(node: Node) -> list[Any]:
 
 
 class DelegateMappingDemoPartitioner(DeclarativePartitioner):
-    """Gives float32 convolutions in two dimensions, relu and tan to the backend.
+    """Delegates float32 2-D convolutions, relu and tan to the backend.
 
     Args:
-        compile_specs: Passed on to the backend, such as ``OWN_IDENTIFIERS``.
+        compile_specs: The settings of the backend, such as ``OWN_IDENTIFIERS``.
     """
 
     def __init__(self, compile_specs: Sequence[CompileSpec] = ()) -> None:

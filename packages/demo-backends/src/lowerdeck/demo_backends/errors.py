@@ -1,17 +1,17 @@
-"""The errors that this package raises."""
+"""Errors of this package."""
 
 
 class DemoBackendError(Exception):
-    """Base of every error that ``lowerdeck.demo_backends`` raises on purpose."""
+    """Base of all errors of ``lowerdeck.demo_backends``."""
 
 
 class BlobError(DemoBackendError, ValueError):
-    """A delegate's blob is truncated, damaged, hostile or of another version."""
+    """A delegate's blob is truncated, corrupt, malicious or of another version."""
 
 
 class DelegateInputError(DemoBackendError, ValueError):
-    """A delegate was called with inputs that its blob was not compiled for."""
+    """The inputs of a call do not match those that the blob was compiled for."""
 
 
 class DelegateRunError(DemoBackendError, RuntimeError):
-    """A sound blob failed while it ran, for instance for want of memory."""
+    """A valid blob failed at run time, for instance out of memory."""

@@ -1,9 +1,9 @@
 """Demo of a delegate that owns state: the key-value cache of an attention.
 
-The program must be functional (``exported.run_decompositions({})``), so that its signature says
-which outputs are new values of which buffers. The partition then owns those buffers: no call
-passes them in or out, the file has their first values, and the runtime half keeps them between
-calls, one state for each handle, as it was where a call fails.
+The program must be functional (``exported.run_decompositions({})``), so that its signature lists
+the new values of the buffers that it mutates. The partition owns these buffers: they are neither
+inputs nor outputs of a call. The file contains their initial values, and each handle of the
+runtime half has its own copy, which a failed call leaves unchanged.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ KERNELS: Kernels = {
 
 
 class BackendWithStateDemo(TextBackend):
-    """Compiles attention with a cache to a text that says what its state is."""
+    """Compiles attention with a key-value cache to a text format that includes the cache."""
 
     kernels = KERNELS
     owns_state = True
 
     @visits(*KERNELS, when=is_positional)
-    def any_of_them(self, part: PartitionView, node: Node) -> None:
-        """Add one step."""
+    def call(self, part: PartitionView, node: Node) -> None:
+        """Add one step for a call."""
         self.add_call(part, node)
 
 
 class StateDemoPartitioner(DeclarativePartitioner):
-    """Gives attention with a cache to the backend, and the cache with it."""
+    """Delegates attention with a key-value cache, including the cache, to the backend."""
 
     def __init__(self) -> None:
         super().__init__(BackendWithStateDemo)
@@ -52,11 +52,12 @@ class StateDemoPartitioner(DeclarativePartitioner):
 
 @dataclass(slots=True)
 class StatefulProgram:
-    """A program and its state.
+    """A program with its mutable state; the handle of a delegate.
 
     Attributes:
-        program: Takes the state before the inputs, returns the new state before the outputs.
-        state: What it is now; the handle's own.
+        program: Its inputs are the state, then the inputs of the call; its outputs are the new
+            state, then the outputs of the call.
+        state: The current values.
     """
 
     program: TextProgram
@@ -64,7 +65,7 @@ class StatefulProgram:
 
 
 class StateDemoRuntime(TextRuntime):
-    """Executes the texts of ``BackendWithStateDemo`` and keeps their state between calls."""
+    """Executes the blobs of ``BackendWithStateDemo`` and keeps their state between calls."""
 
     backend: ClassVar[type[TextBackend]] = BackendWithStateDemo
 
@@ -74,17 +75,21 @@ class StateDemoRuntime(TextRuntime):
         compile_specs: Sequence[StoredSpec],
         named_data: Mapping[str, memoryview],
     ) -> StatefulProgram:
-        """Return the program of a blob with its first state; ``BlobError`` where it is damaged."""
+        """Return the program of a blob with its initial state.
+
+        Raises:
+            BlobError: The blob is invalid.
+        """
         program: TextProgram = super().init(blob, compile_specs, named_data)
-        first = [item.clone() for item in program.inputs if isinstance(item, torch.Tensor)]
-        if any(isinstance(item, str) for item in program.inputs[: len(first)]):
-            raise BlobError("an input comes before a state: the state comes first")
-        if len(first) > len(program.outputs):
-            raise BlobError(f"{len(first)} states, but {len(program.outputs)} outputs")
-        return StatefulProgram(program, first)
+        state = [item.clone() for item in program.inputs if isinstance(item, torch.Tensor)]
+        if any(isinstance(item, str) for item in program.inputs[: len(state)]):
+            raise BlobError("found an input before a state tensor; expected all state first")
+        if len(state) > len(program.outputs):
+            raise BlobError(f"found {len(program.outputs)} outputs for {len(state)} state tensors")
+        return StatefulProgram(program, state)
 
     def input_count(self, handle: StatefulProgram) -> int:
-        """Return how many inputs the caller gives."""
+        """Return the number of inputs of a call."""
         return len(handle.program.inputs) - len(handle.state)
 
     def execute_logged(
@@ -93,35 +98,35 @@ class StateDemoRuntime(TextRuntime):
         inputs: Sequence[torch.Tensor],
         log: Callable[..., None],
     ) -> list[torch.Tensor]:
-        """Return the outputs for ``inputs``, report every step, and keep the new state.
+        """Return the outputs for ``inputs``, log every step, and store the new state.
 
         Args:
             inputs: The inputs in order.
-            log: Called with each step's identifier, start, end and outputs.
+            log: Called with each step's identifier, start and end in nanoseconds, and outputs.
 
         Returns:
             The outputs in order.
 
         Raises:
             DelegateInputError: The number of inputs or a dtype does not match.
-            DelegateRunError: A step cannot be computed; the state is as it was.
+            DelegateRunError: A step cannot be computed; the state is unchanged.
         """
         results = super().execute_logged(handle.program, [*handle.state, *inputs], log)
         count = len(handle.state)
         for old, new in zip(handle.state, results[:count], strict=True):
             if old.shape != new.shape or old.dtype != new.dtype:
                 raise DelegateRunError(
-                    f"state of {old.dtype}{list(old.shape)} became {new.dtype}{list(new.shape)}"
+                    f"a state of {old.dtype}{list(old.shape)} became {new.dtype}{list(new.shape)}"
                 )
         handle.state[:] = results[:count]
         return results[count:]
 
 
 class KvCacheAttention(nn.Module):
-    """Attention of one new token to all tokens so far, whose keys and values it keeps.
+    """Attention of one token to all tokens in its key-value cache.
 
     Args:
-        length: Number of tokens that the cache holds.
+        length: Capacity of the cache in tokens.
         width: Width of a token.
     """
 
@@ -138,7 +143,7 @@ class KvCacheAttention(nn.Module):
         position: torch.Tensor,
         mask: torch.Tensor,
     ) -> torch.Tensor:
-        """Return the attended value of shape ``[1, width]``, and keep key and value."""
+        """Write key and value to the cache; return the attention, shape ``[1, width]``."""
         self.keys.index_copy_(0, position, key)
         self.values.index_copy_(0, position, value)
         weights = torch.softmax(query @ self.keys.t() + mask, -1)

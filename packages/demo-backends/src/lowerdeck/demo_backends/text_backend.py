@@ -1,4 +1,4 @@
-"""Both halves of a backend that compiles to text: what the small demos have in common."""
+"""Base classes of compiler and runtime for backends that compile to the text format."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MOST_ELEMENTS = 2**31
 
 
 class TextBackend(DeclarativeBackend):
-    """A declarative backend whose visitors add steps; the text of them is the blob.
+    """Declarative backend whose visitors add steps of a ``TextProgram``.
 
-    What the partition owns and changes comes first among inputs and outputs.
+    Mutated state comes first among inputs and outputs.
     """
 
     version: ClassVar[str] = "2"
@@ -45,10 +45,10 @@ class TextBackend(DeclarativeBackend):
     @property
     @abstractmethod
     def kernels(self) -> Kernels:
-        """What computes each operator of the text; a class attribute, which both halves know."""
+        """The function of each operator of the text format; a class attribute of subclasses."""
 
     def begin_partition(self, part: PartitionView) -> None:
-        """Number the inputs, state first."""
+        """Number the inputs, mutated state first."""
         inputs = [*part.mutations, *part.inputs]
         self._inputs = len(inputs)
         self.operands: dict[Node, Operand] = dict(part.constants)
@@ -65,12 +65,12 @@ class TextBackend(DeclarativeBackend):
         """Add one step and return its value.
 
         Args:
-            op: What the runtime half knows it by.
-            arguments: Its arguments; nodes represent their values.
-            identifier: What it is logged by; its number, if None.
+            op: Name of its operator, a key of ``kernels``.
+            arguments: Its arguments; nodes stand for their values.
+            identifier: Identifier that the runtime half logs; the step's number if None.
 
         Raises:
-            UnsupportedOperatorError: An argument is not a value of the partition.
+            UnsupportedOperatorError: An argument is a node without a value in the partition.
         """
         operands = [self._operand(argument) for argument in arguments]
         number = len(part.instructions)
@@ -79,20 +79,20 @@ class TextBackend(DeclarativeBackend):
         return Value(self._inputs + number)
 
     def add_call(self, part: PartitionView, node: Node) -> None:
-        """Add the call of an operator as one step, with the arguments that it was given.
+        """Add the call of an operator as one step with the same arguments.
 
         Raises:
-            UnsupportedOperatorError: It has keyword arguments, for which the text has no word.
+            UnsupportedOperatorError: It has keyword arguments, which the format cannot represent.
         """
         if node.kwargs:
             raise UnsupportedOperatorError(
-                f"{describe_node(node)} has the arguments {', '.join(node.kwargs)}, which the "
-                "text cannot say: leave it untagged"
+                f"{describe_node(node)} has the keyword arguments {', '.join(node.kwargs)}, which "
+                "the text format cannot represent: leave the node untagged"
             )
         self.operands[node] = self.add_step(part, operator_name(node), node.args, [node])
 
     def compile(self, part: PartitionView) -> bytes:
-        """Return the text."""
+        """Return the partition in the text format."""
         inputs: list[str | torch.Tensor] = [part.constants[node] for node in part.mutations]
         inputs += [kind_of(node.meta["val"]) for node in part.inputs]
         returned = [self._operand(node) for node in (*part.mutations.values(), *part.outputs)]
@@ -105,22 +105,22 @@ class TextBackend(DeclarativeBackend):
             return operand
         if argument not in self.operands:
             raise UnsupportedOperatorError(
-                f"{type(self).__name__} has no value of {describe_node(argument)}: only tensors "
-                "that the partition is given or computes can be used"
+                f"{type(self).__name__} has no value for {describe_node(argument)}: arguments "
+                "must be inputs of the partition or computed in it"
             )
         return self.operands[argument]
 
 
 def is_positional(node: Node) -> bool | str:
-    """Say that ``add_call`` can write a call: a condition for ``visits``."""
-    return not node.kwargs or f"it has the arguments {', '.join(node.kwargs)}"
+    """Return whether ``add_call`` supports a call, or why not: a condition for ``visits``."""
+    return not node.kwargs or f"it has the keyword arguments {', '.join(node.kwargs)}"
 
 
 class TextRuntime:
-    """Executes the texts of a backend, step by step.
+    """Executes the blobs of a ``TextBackend``, step by step.
 
     Attributes:
-        backend: The half that compiles.
+        backend: The class of the backend.
     """
 
     backend: ClassVar[type[TextBackend]]
@@ -131,23 +131,23 @@ class TextRuntime:
     def init(
         self,
         blob: memoryview,
-        compile_specs: Sequence[StoredSpec],  # noqa: ARG002  (for those who override it)
+        compile_specs: Sequence[StoredSpec],  # noqa: ARG002  (used by subclasses)
         named_data: Mapping[str, memoryview],
     ) -> Any:
-        """Return the program of a blob, read and checked, as the handle that a call needs.
+        """Return the decoded program of a blob, the handle for ``execute``.
 
         Args:
-            compile_specs: The settings of the partitioner.
+            compile_specs: The settings from the partitioner.
 
         Raises:
-            BlobError: The blob is truncated, damaged, of another version, or its weights are not
-                what it says.
+            BlobError: The blob is truncated, corrupt or of another version, or its weights are
+                missing or of another size.
         """
         backend = self.backend
         return read(backend.__name__, backend.version, bytes(blob), self._kernels, named_data)
 
     def input_count(self, handle: Any) -> int:
-        """Return how many inputs a program takes."""
+        """Return the number of inputs of a call."""
         return len(handle.inputs)
 
     def execute(self, handle: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -168,7 +168,7 @@ class TextRuntime:
     def execute_logged(
         self, handle: Any, inputs: Sequence[torch.Tensor], log: Callable[..., None]
     ) -> list[torch.Tensor]:
-        """Return the outputs for ``inputs`` and report every step.
+        """Return the outputs for ``inputs``, and log every step.
 
         Args:
             inputs: The inputs in order.
@@ -183,14 +183,12 @@ class TextRuntime:
             DelegateRunError: A step cannot be computed on these inputs.
         """
         if len(inputs) != len(handle.inputs):
-            raise DelegateInputError(
-                f"{len(handle.inputs)} inputs are needed, found {len(inputs)}"
-            )
+            raise DelegateInputError(f"found {len(inputs)} inputs, expected {len(handle.inputs)}")
         for position, (argument, expected) in enumerate(zip(inputs, handle.inputs, strict=True)):
             kind = expected if isinstance(expected, str) else kind_of(expected)
             if kind_of(argument) != kind:
                 raise DelegateInputError(
-                    f"input {position} must be {kind}, found {kind_of(argument)}"
+                    f"input {position}: found {kind_of(argument)}, expected {kind}"
                 )
         values = list(inputs)
         for step in handle.steps:
@@ -202,7 +200,7 @@ class TextRuntime:
     def _computed(self, step: Step, operands: list[Any]) -> torch.Tensor:
         kernel = self._kernels[step.op]
         try:
-            # On tensors without memory first: a forged text may ask for more than there is.
+            # First on meta tensors: the result of a malicious blob may exceed the memory.
             likes = [
                 item.to("meta") if isinstance(item, torch.Tensor) else item for item in operands
             ]
@@ -213,7 +211,7 @@ class TextRuntime:
                 f"{step.op} (debug identifier {step.identifier}): {error}"
             ) from error
         raise DelegateRunError(
-            f"{step.op} (debug identifier {step.identifier}) would make more than "
+            f"{step.op} (debug identifier {step.identifier}): its result has more than "
             f"{MOST_ELEMENTS} elements"
         )
 

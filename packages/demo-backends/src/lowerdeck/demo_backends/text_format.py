@@ -1,6 +1,6 @@
-"""The text that the small demo backends compile to, written and read here and nowhere else.
+"""Text format of the demo backends: writer and validating reader.
 
-A line of name, version and checksum, and the program::
+The first line has the backend's name, its version and a checksum; the program follows::
 
     BackendWithStateDemo 2 0badc0de
     inputs @KEY/float32/8x4 float32 int64
@@ -8,10 +8,13 @@ A line of name, version and checksum, and the program::
     mul_by first/mul %3 #0.5 [1,2]
     outputs %4
 
-Each step is an operator, the identifier that it is logged by, and its operands. ``%N`` is a value
-(the inputs first, then one for each step), ``@`` a tensor whose bytes are in the named data under
-the hash of their content, ``#`` a number, ``[]`` a list of numbers, ``-`` nothing. An input is a
-dtype, or ``number``, or a tensor: the first value of a state, which the delegate keeps.
+Each step has an operator, the identifier that the runtime half logs, and operands:
+
+- ``%N``: value N; the inputs come first, then the result of each step;
+- ``@KEY/DTYPE/SIZES``: a tensor in the named data, whose key is the hash of its bytes;
+- ``#N``: a number; ``[N,N]``: a list of integers; ``-``: None.
+
+An input is a dtype, ``number``, or a tensor: the initial value of a state of the delegate.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _LIST = re.compile(r"\[(-?\d{1,19}(,-?\d{1,19})*)?\]")
 
 
 class Value(int):
-    """The number of a value, which no plain number is taken for."""
+    """Index of a value, distinct from a literal integer."""
 
 
 Operand: TypeAlias = Value | torch.Tensor | int | float | Sequence[int] | None
@@ -50,12 +53,12 @@ Operand: TypeAlias = Value | torch.Tensor | int | float | Sequence[int] | None
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation.
+    """Call of one operator.
 
     Attributes:
-        op: Name of what computes it.
-        identifier: What it is logged by: the key of the debug map.
-        operands: What it is called with.
+        op: Name of the operator.
+        identifier: Key in the debug map, which the runtime half logs.
+        operands: Its arguments.
     """
 
     op: str
@@ -65,11 +68,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TextProgram:
-    """What a blob says.
+    """Decoded content of a blob.
 
     Attributes:
-        inputs: For each input what it must be (``kind_of``), or the first value of a state.
-        steps: The operations in order; each makes one value.
+        inputs: For each input its kind (see ``kind_of``), or the initial value of a state.
+        steps: The steps in order; each computes one value.
     """
 
     inputs: Sequence[str | torch.Tensor]
@@ -78,7 +81,7 @@ class TextProgram:
 
 
 def kind_of(value: object) -> str:
-    """Return the dtype of a tensor, such as ``float32``, or ``number``."""
+    """Return ``number`` for a number, and the dtype of a tensor, such as ``float32``."""
     return str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "number"
 
 
@@ -89,10 +92,10 @@ def write(
 
     Args:
         version: The version of its operators.
-        store: Puts a tensor into the named data under a key; equal tensors have equal keys.
+        store: Adds a tensor to the named data under a key; equal tensors have equal keys.
 
     Raises:
-        BlobError: A tensor's dtype, or an operand, is none that the text can say.
+        BlobError: The format cannot represent an operand or the dtype of a tensor.
     """
 
     def word(operand: object) -> str:
@@ -106,7 +109,7 @@ def write(
             return f"[{','.join(map(str, operand))}]"
         if isinstance(operand, (int, float)) and not isinstance(operand, bool):
             return f"#{operand!r}"
-        raise BlobError(f"the text has no word for {operand!r}: tensors and numbers only")
+        raise BlobError(f"found the operand {operand!r}, expected tensors and numbers")
 
     inputs = (item if isinstance(item, str) else word(item) for item in program.inputs)
     lines = [
@@ -125,41 +128,41 @@ def read(
     operators: Collection[str],
     named_data: Mapping[str, memoryview],
 ) -> TextProgram:
-    """Return the program that a blob says; every value that a step reads is there by then.
+    """Return the program in a blob, with steps in topological order.
 
     Args:
         version: The version of its operators.
-        blob: The bytes; nothing about them is trusted.
-        operators: Names that a step may have.
-        named_data: Where tensors are; they become views on it, which must not be written to.
+        blob: The untrusted bytes.
+        operators: Names of the supported operators.
+        named_data: The bytes of the tensors, which become read-only views of them.
 
     Raises:
-        BlobError: The blob is another's or damaged, or a line is not what it should be.
+        BlobError: The blob is malformed, or of another backend or version.
     """
     first, _, body = blob.partition(b"\n")
     expected = _first_line(name, version, body)
     if first + b"\n" != expected:
         raise BlobError(
-            f"found {first[:60]!r}, expected {expected[:-1]!r}, a name, a version and a checksum: "
-            "the blob is another backend's or version's, truncated or damaged"
+            f"found {first[:60]!r}, expected {expected[:-1]!r} (name, version, checksum): the "
+            "blob is truncated, corrupt, or of another backend or version"
         )
     if not body.isascii() or body.count(b"\n") < 2 or not body.endswith(b"\n"):
-        raise BlobError("a text has a line of inputs and one of outputs, each ended by a newline")
+        raise BlobError("expected lines of inputs and outputs, each with a newline at its end")
     head, *middle, last = (line.split(" ") for line in body.decode("ascii").split("\n")[:-1])
     if head[0] != "inputs" or last[0] != "outputs" or len(last) == 1:
-        raise BlobError(f"'inputs ...' to 'outputs ...' is needed, found {head[0]!r}, {last!r}")
+        raise BlobError(f"found {head[0]!r} and {last!r}, expected 'inputs ...' and 'outputs ...'")
     inputs = [_input(word, named_data) for word in head[1:]]
     steps = []
     for count, (op, *words) in enumerate(middle, start=len(inputs)):
         if op not in operators or not words:
-            raise BlobError(f"{op[:40]!r} is none of the operators {', '.join(operators)}")
+            raise BlobError(f"found operator {op[:40]!r}, expected one of {', '.join(operators)}")
         identifier = int(words[0]) if re.fullmatch(r"\d{1,9}", words[0]) else words[0]
         operands = [_operand(word, count, named_data) for word in words[1:]]
         steps.append(Step(op, identifier, operands))
     count = len(inputs) + len(steps)
     outputs = [_operand(word, count, named_data) for word in last[1:]]
     if not all(isinstance(item, (Value, torch.Tensor)) for item in outputs):
-        raise BlobError(f"an output is not a tensor: {last!r}")
+        raise BlobError(f"found the outputs {last!r}, expected tensors only")
     return TextProgram(inputs, steps, outputs)
 
 
@@ -170,7 +173,7 @@ def _first_line(name: str, version: str, body: bytes) -> bytes:
 def _stored(tensor: torch.Tensor, store: Callable[[str, torch.Tensor], None]) -> str:
     kind = kind_of(tensor)
     if kind not in _DTYPES:
-        raise BlobError(f"weights of {tensor.dtype} cannot be stored, only {', '.join(_DTYPES)}")
+        raise BlobError(f"found weights of {tensor.dtype}, expected one of {', '.join(_DTYPES)}")
     key = hashlib.sha256(bytes_of(tensor)).hexdigest()
     store(key, tensor)
     return f"@{key}/{kind}/{'x'.join(map(str, tensor.shape)) or 'scalar'}"
@@ -180,7 +183,7 @@ def _input(word: str, named_data: Mapping[str, memoryview]) -> str | torch.Tenso
     if word.startswith("@"):
         return _tensor(word, named_data)
     if word not in _DTYPES and word != "number":
-        raise BlobError(f"an input is a dtype, 'number' or a tensor, found {word[:80]!r}")
+        raise BlobError(f"found the input {word[:80]!r}, expected a dtype, 'number' or a tensor")
     return word
 
 
@@ -197,8 +200,8 @@ def _operand(word: str, count: int, named_data: Mapping[str, memoryview]) -> Ope
         return float(word[1:])
     if not re.fullmatch(r"%\d{1,9}", word) or int(word[1:]) >= count:
         raise BlobError(
-            f"an operand must be one of %0 to %{count - 1}, a tensor, numbers or '-', found "
-            f"{word[:80]!r}"
+            f"found the operand {word[:80]!r}, expected one of %0 to %{count - 1}, a tensor, "
+            "numbers or '-'"
         )
     return Value(word[1:])
 
@@ -206,13 +209,13 @@ def _operand(word: str, count: int, named_data: Mapping[str, memoryview]) -> Ope
 def _tensor(word: str, named_data: Mapping[str, memoryview]) -> torch.Tensor:
     match = _TENSOR.fullmatch(word)
     if match is None or match[2] not in _DTYPES:
-        raise BlobError(f"@KEY/DTYPE/SIZExSIZE is needed to name a tensor, found {word[:80]!r}")
+        raise BlobError(f"found the tensor {word[:80]!r}, expected @KEY/DTYPE/SIZExSIZE")
     key, dtype, sizes = match.groups()
     shape = [] if sizes == "scalar" else [int(size) for size in sizes.split("x")]
     if key not in named_data:
         raise BlobError(
-            f"the named data has no entry {key}: was the blob taken out of its file, or is the "
-            ".ptd missing that it came with?"
+            f"the named data has no entry {key}: load the blob together with its file and the "
+            "file's .ptd"
         )
     try:
         return view_tensor(named_data[key], _DTYPES[dtype], shape)
