@@ -1,4 +1,4 @@
-"""Decomposing programs beside torch's ``run_decompositions``: ratios and growth."""
+"""Decomposing programs against torch's ``run_decompositions``: ratios and growth."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _dynamic(quick: bool) -> Iterator[Row]:
 
 
 def _families(quick: bool) -> Iterator[Row]:
-    """Yield the second model of a family beside the first, with one cache for both."""
+    """Yield the second model of a family against the first, with one cache for both."""
     for layers in (2,) if quick else (2, 8):
         first, second = (_program(Llama(64, layers, 1000), *_tokens()) for _ in range(2))
         costs: list[tuple[float, float]] = []

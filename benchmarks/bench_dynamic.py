@@ -1,4 +1,4 @@
-"""Models with every dimension dynamic, beside the same with fixed sizes and beside ExecuTorch's.
+"""Models with every dimension dynamic, against the same with fixed sizes and ExecuTorch's.
 
 Files run at the sizes that the program was exported with, in the official runtime, in turn.
 """

@@ -1,4 +1,4 @@
-"""Time, memory, instructions and file size of emission, beside ExecuTorch's own compiler."""
+"""Time, memory, instructions and file size of emission, against ExecuTorch's own compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fusing and partitioning beside torch.fx.passes and, where it is installed, ExecuTorch."""
+"""Fusing and partitioning against torch.fx.passes and, where it is installed, ExecuTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Language models in the official ``TextLLMRunner``, beside optimum-executorch's files.
+"""Language models in the official ``TextLLMRunner``, against optimum-executorch's files.
 
 ``OPTIMUM_PYTHON`` names the Python of an environment that has optimum-executorch 1.1, which wants
 another transformers; without it our files have no peer. Runners of both take turns, on one core.

@@ -1,4 +1,4 @@
-"""Lowering beside executorch 1.4.1: time and growth.
+"""Lowering against executorch 1.4.1: time and growth.
 
 The backend does nothing, so that what is measured is the lowering itself.
 """

@@ -28,7 +28,7 @@ _GOAL = "at most 1.05 of OpenVINO called directly"
 
 
 def rows(quick: bool, models: Sequence[str] = ()) -> Iterator[Row]:
-    """Yield a row for each model beside OpenVINO itself, one beside ExecuTorch's, and medians."""
+    """Yield rows for each model against OpenVINO itself and ExecuTorch's, and medians."""
     direct, peers = [], []
     for model in MODELS[:2] if quick and not models else chosen(MODELS, models):
         made, run = {}, {}
@@ -92,7 +92,7 @@ def _left(told: dict[str, Any]) -> int:
 
 
 def _step(name: str, model: str, *words: str) -> dict[str, Any]:
-    """Run a step in a process of its own; of the peer's, return how it fails."""
+    """Run a step in a separate process; of the peer's, return how it fails."""
     words = ("-m", "benchmarks.openvino_files", name, model, *words)
     try:
         found: dict[str, Any] = told_by(*words, one_core=name == "run")

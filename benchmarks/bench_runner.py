@@ -1,4 +1,4 @@
-"""The runner beside torch's own kernels and beside the official portable runtime."""
+"""The runner against torch's own kernels and the official portable runtime."""
 
 from __future__ import annotations
 

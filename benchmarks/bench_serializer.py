@@ -1,4 +1,4 @@
-"""lowerdeck.serializer beside ExecuTorch 1.4.1: writing, reading, opening, and what they cost.
+"""lowerdeck.serializer against ExecuTorch 1.4.1: writing, reading, opening, and what they cost.
 
 The peer's serializer needs the whole of executorch (``nox -s bench``); without it only our own
 figures are given.
@@ -35,7 +35,7 @@ def rows(quick: bool) -> Iterator[Row]:
 def program_of(count: int) -> pte.Program:
     """Return a program of ``count`` kernel calls, like those of a real model.
 
-    Every call makes a tensor of its own in planned memory; shapes, operators and scalars recur.
+    Every call makes a separate tensor in planned memory; shapes, operators and scalars recur.
     """
     operators = [pte.Operator(f"aten::op_{i}", "out") for i in range(60)]
     shapes = [[1, 2**i, 7 * j] for i in range(8) for j in range(1, 5)]

@@ -1,7 +1,7 @@
-"""Unflattening beside torch.export.unflatten and eager: growth, speed of forward, memory.
+"""Unflattening against torch.export.unflatten and eager: growth, speed of forward, memory.
 
 With ``LOWERDECK_FORMER`` set to another checkout, such as a worktree of b649b976, building and
-first calls are also measured beside that one's, in turn.
+first calls are also measured against those of that checkout, in turn.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ for line in sys.stdin:
 
 
 def _beside_former(former: Path, quick: bool) -> Iterator[Row]:
-    """Yield building and first call beside another checkout, in turn, in a process each."""
+    """Yield building and first call against another checkout, in turn, in a process each."""
     own = Path(__file__).parents[1]
     workers = []
     for root in (own, former):
@@ -251,7 +251,7 @@ def _beside_former(former: Path, quick: bool) -> Iterator[Row]:
 
 
 def _exports(quick: bool) -> Iterator[Row]:
-    """Yield ``export_preserving`` beside torch's export."""
+    """Yield ``export_preserving`` against torch's export."""
     count = 100 if quick else 500
     model, x = layers(count).eval(), torch.randn(1, 4)
     ours, theirs = paired(partial(export_preserving, model, (x,)), partial(export, model, (x,)))

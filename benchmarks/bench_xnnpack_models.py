@@ -1,4 +1,4 @@
-"""Real models through XNNPACK beside ExecuTorch's own lowering: speed, delegates, calls, bytes.
+"""Real models through XNNPACK against ExecuTorch's own lowering: speed, delegates, calls, bytes.
 
 By the rules of the comparison, a row is level when the lower bound of the median of pairs is at
 least 0.97, or when both payloads do the same. Where the peer fails or computes something else,

@@ -1,4 +1,4 @@
-"""From an exported program to bytes, in a process that did nothing else before, beside others.
+"""From an exported program to bytes, in a process that did nothing else before, against others.
 
 Two questions. How much of torch.export's own time does it take, with what we import counted as
 ours? And how does it compare with exir's way from the same program, imports of neither counted?

@@ -1,4 +1,4 @@
-"""Measure this project beside its peers in one run: CPU time, memory, ratios, growth.
+"""Measure this project against its peers in one run: CPU time, memory, ratios, growth.
 
 A shared machine drifts, so a figure is worth little and a ratio of two figures taken in turn is
 worth much: ``paired`` runs A B A B ... and compares the least CPU time of each. Load only ever
@@ -165,7 +165,7 @@ def compiled_environment() -> dict[str, str]:
 
 
 def told_by(*words: object, one_core: bool = False, limit: int | None = None) -> Any:
-    """Run Python with these words in a process of its own; return the JSON of its last line.
+    """Run Python with these words in a separate process; return the JSON of its last line.
 
     Args:
         words: A module after ``-m`` or code after ``-c``, and its arguments.

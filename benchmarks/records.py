@@ -1,6 +1,6 @@
 """What one package's benchmarks gave, when and under what load, kept so that a page can be remade.
 
-A full run takes the better part of an hour. Each package's record is a file of its own, written
+A full run takes the better part of an hour. Each package's record is a separate file, written
 row by row.
 """
 

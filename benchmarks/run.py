@@ -1,6 +1,6 @@
-"""Run every package's benchmarks beside its peers; write ``RESULTS.md`` and the README's table.
+"""Benchmark every package against its peers; write ``RESULTS.md`` and the README's table.
 
-``nox -s bench`` measures all; ``-- unflatten`` measures one anew and keeps the others' records;
+``nox -s bench`` measures all; ``-- unflatten`` measures one again and keeps the others' records;
 ``-- --redraw`` measures nothing; ``-- --quick`` takes small sizes, and writes to ``out/bench``, as
 does ``-- openvino --models "torchvision/*" own/mlp``, which takes some models only, as does
 xnnpack_models.
@@ -26,7 +26,7 @@ _OF_MODELS = ("openvino", "xnnpack_models")
 
 
 def main() -> None:
-    """Measure the chosen packages, each in a process of its own, and write the page."""
+    """Measure the chosen packages, each in a separate process, and write the page."""
     known = [path.stem.removeprefix("bench_") for path in sorted(HERE.glob("bench_*.py"))]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packages", nargs="*", help="import names; all when none is given")

@@ -1,4 +1,4 @@
-"""One step of a comparison of XNNPACK backends, in a process of its own.
+"""One step of a comparison of XNNPACK backends, in a separate process.
 
 Both projects call their backend ``XnnpackBackend``, as the runtime does, and a fault of the
 runtime ends its process. The programs are saved and loaded, as users' are; the peer's files, which
@@ -135,7 +135,7 @@ def _load(model: str, form: str) -> ExportedProgram:
 
 
 def ours(model: str, form: str) -> dict[str, Any]:
-    """Make our file, and tell what is in it."""
+    """Make our file, and return a summary of its content."""
     program = _load(model, form)
     start = time.process_time()
     file = emit(to_backend(program, XnnpackPartitioner())).to_bytes()
@@ -146,7 +146,7 @@ def ours(model: str, form: str) -> dict[str, Any]:
 
 
 def peer(model: str, form: str) -> dict[str, Any]:
-    """Make ExecuTorch's file if it is not kept yet, and tell what is in it."""
+    """Make ExecuTorch's file if it is not kept yet, and return a summary of its content."""
     path = KEPT / (Path(f"{stem(model, form)}.digest").read_text() + ".peer.pte")
     if not path.exists():
         partition = importlib.import_module(
@@ -188,7 +188,7 @@ def told_of(path: Path, seconds: float) -> dict[str, Any]:
 
 
 def _nodes(program: Program, delegate: BackendDelegate) -> list[str]:
-    """Return what each node of a payload computes, so that two payloads can be told alike."""
+    """Return what each node of a payload computes, so that two payloads can be compared."""
     if delegate.id != "XnnpackBackend":
         return []
     graph = decode_payload(program.backend_delegate_data[delegate.processed.index].data)

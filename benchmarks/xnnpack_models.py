@@ -420,7 +420,7 @@ def _give_statistics(model: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 
 def other_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return inputs of the same sizes, drawn anew."""
+    """Return inputs of the same sizes, drawn again."""
     return tuple(
         torch.randn(one.shape) if one.is_floating_point() else torch.randint(0, 1000, one.shape)
         for one in inputs

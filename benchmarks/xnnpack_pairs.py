@@ -1,4 +1,4 @@
-"""Models through XNNPACK beside ExecuTorch's own lowering, in the official runtime.
+"""Models through XNNPACK against ExecuTorch's own lowering, in the official runtime.
 
 Files, and what came of two files run in turn, are kept in ``out/xnnpack``: what has not changed is
 neither made nor run again, and several calls may share the work. It needs torchvision, timm,
@@ -109,14 +109,14 @@ def _run(
 
 
 def _step(*words: object) -> dict[str, Any]:
-    """Run a step in a process of its own and return what its last line tells."""
+    """Run a step in a separate process and return its last line."""
     limit = _PEER_LIMIT if words[0] == "peer" else None
     step = ("-m", "benchmarks.xnnpack_files", *words)
     return dict(told_by(*step, one_core=words[0] == "run", limit=limit))
 
 
 def beside_float(model: str, form: str, mine: dict[str, Any]) -> dict[str, Any]:
-    """Return how our file runs beside our own of the same model in float32."""
+    """Return how our file runs against our own of the same model in float32."""
     other = _ours(model, FLOAT[0])
     # Inputs of half precision are no inputs of the other file: each has its own.
     return _run(mine, other, f"{stem(model, form)}.io", f"{stem(model, FLOAT[0])}.io")
@@ -129,7 +129,7 @@ def beside_fixed(model: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def is_level(found: dict[str, Any]) -> bool:
-    """Tell whether our file is as fast as the peer's: by time, or because both do the same."""
+    """Return whether our file is as fast as the peer's: by time, or because both do the same."""
     same = found["ours"]["nodes"] == found["peer"]["nodes"]
     same = same and found["ours"]["left"] == found["peer"]["left"]
     return bool(same or found["run"]["low"] >= 0.97)

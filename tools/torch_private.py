@@ -150,7 +150,7 @@ def table() -> str:
 
 
 def page_with_table(text: str) -> str:
-    """Return the page with its table written anew."""
+    """Return the page with its table written again."""
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n\n{table()}\n\n{END}{tail}"

@@ -149,7 +149,7 @@ def restore_tag(package: str, version: str) -> None:
 
 
 def extract(commit: str, path: str, folder: Path) -> Path:
-    """Write ``path`` as it was at ``commit`` below ``folder``; return where it lies.
+    """Write ``path`` as it was at ``commit`` below ``folder``; return its path.
 
     An archive leaves nothing behind in the repository, unlike a worktree, and holds no file that
     git does not know.

@@ -1,4 +1,4 @@
-"""One run of tests in a process of its own, on the sources or on a mutant of them.
+"""One run of tests in a separate process, on the sources or on a mutant of them.
 
 cosmic-ray's own runner writes each mutant over the file in the working tree and starts Python
 anew, which here is seconds of importing torch and all tests for each. A fork has torch already,
