@@ -262,7 +262,7 @@ def test_an_error_names_operator_node_and_the_users_line(
     ("mark", "reason"),
     [
         (visits("aten.sin", ranks={3}), "1 dimensions are not among 3"),
-        (visits("aten.sin", when=lambda _: False), "its predicate says no"),
+        (visits("aten.sin", when=lambda _: False), "its predicate returned False"),
         (visits("aten.sin", when=lambda _: "too early"), "too early"),
         (visits("aten.sin", static=True), None),
         (visits("aten.cos"), "Tried has no such operator"),
@@ -298,8 +298,8 @@ def _lowered_by(given: Any) -> Any:
         (lambda: visits("aten.add.tensor"), LoweringError, r"it has .*aten\.add\.Tensor"),
         (lambda: visits("relu"), LoweringError, "expected 'aten.relu'"),
         (lambda: _visits(torch.ops.aten.relu.default), LoweringError, "expected its name"),
-        (_lowered_by(Pocket), PartitionError, r"class Pocket .*give Pocket\.partitioner\(\)"),
-        (_lowered_by(RunPartitioner), PartitionError, r"class RunPart.* give RunPartitioner\(\)"),
+        (_lowered_by(Pocket), PartitionError, r"class Pocket .*pass Pocket\.partitioner\(\)"),
+        (_lowered_by(RunPartitioner), PartitionError, r"class RunPart.* pass RunPartitioner\(\)"),
         (_lowered_by(Pocket.partitioner), PartitionError, "call it"),
         (_lowered_by([Pocket.partitioner()]), PartitionError, "once for each"),
         (lambda: delegation_summary(nn.Tanh()), LoweringError, "found a Tanh, expected an exp"),  # type: ignore[arg-type]

@@ -37,12 +37,12 @@ def test_generated_identifiers_count_from_zero() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"handles": 1, "identifier": 4}, "generates its own"),
-        ({}, "exactly one"),
-        ({"handles": 1, "nodes": []}, "exactly one"),
-        ({"nodes": []}, "no debug handle"),
-        ({"handles": [None]}, "no debug handle"),
-        ({"handles": ["a"]}, "no debug handle"),
+        ({"handles": 1, "identifier": 4}, "generates identifiers"),
+        ({}, "both or neither"),
+        ({"handles": 1, "nodes": []}, "both or neither"),
+        ({"nodes": []}, "expected nodes with debug handles"),
+        ({"handles": [None]}, "expected nodes with debug handles"),
+        ({"handles": ["a"]}, "expected nodes with debug handles"),
     ],
 )
 def test_a_refused_entry_burns_no_identifier(arguments: dict[str, Any], message: str) -> None:
@@ -56,7 +56,12 @@ def test_a_refused_entry_burns_no_identifier(arguments: dict[str, Any], message:
 
 @pytest.mark.parametrize(
     ("identifier", "message"),
-    [(None, "is needed"), (1.5, "is needed"), ("a", "already"), (3, "same kind")],
+    [
+        (None, "expected an int or a str"),
+        (1.5, "expected an int or a str"),
+        ("a", "already"),
+        (3, "same type"),
+    ],
 )
 def test_own_identifiers_are_checked(identifier: Any, message: str) -> None:
     builder = DelegateMappingBuilder()

@@ -206,7 +206,7 @@ def test_each_left_out_node_has_its_reason(lowered: ExportedProgram) -> None:
     page = graph_html(lowered, reasons={"sin": HOSTILE}, title=HOSTILE)
     reasons = {n["name"]: n["reason"] for n in data_of(page)["nodes"] if n["kind"] == "op"}
     assert reasons["sin"] == HOSTILE
-    assert reasons["mul"] == reasons["add"] == "no partitioner took it"
+    assert reasons["mul"] == reasons["add"] == "no partitioner selected it"
     assert reasons["relu"] == reasons["relu_1"] == ""
     assert page.count("<script") == 2
 

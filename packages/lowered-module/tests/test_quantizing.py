@@ -85,7 +85,7 @@ WORDS = ("lower", "rounded_model:example", "--backend", "Tenths", "--quantize")
     ("words", "told"),
     [
         (("--calibrate", "rounded_model:samples"), "with 3 samples"),
-        ((), "with the example inputs alone"),
+        ((), "with only the example inputs"),
     ],
 )
 def test_it_prints_how_far_each_output_is_from_the_model(
@@ -117,9 +117,13 @@ def test_it_names_the_weights_that_stay_float(
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (("no-such",), 2, r"Tenths does not quantise by 'no-such', but by tenths \(weights of"),
+        (
+            ("no-such",),
+            2,
+            r"found the mode 'no-such', expected one of Tenths: tenths \(weights of",
+        ),
         (("missing",), 4, "--quantize missing: this needs tenths: pip install tenths"),
-        (("missing", "--calibrate", "rounded_model:samples"), 2, "is not calibrated"),
+        (("missing", "--calibrate", "rounded_model:samples"), 2, "uses no samples"),
         (("tenths", "--calibrate", "rounded_model:gone"), 3, "--calibrate 'rounded_model:gone': "),
         (("tenths", "--calibrate", "rounded_model:number"), 3, "is a int, expected a function"),
         (("tenths", "--calibrate", "rounded_model:tensor"), 3, "returned a Tensor, expected"),
@@ -148,7 +152,7 @@ def test_what_cannot_be_quantised_is_one_line_of_error(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--quantize", "tenths"), "needs a --backend that quantises; installed are: Tenths"),
+        (("--quantize", "tenths"), "needs a --backend with quantisation; installed: Tenths"),
         (("--calibrate", "rounded_model:samples"), "needs --quantize"),
     ],
 )

@@ -106,7 +106,7 @@ __all__ = [
     "lower_fastest",
     "to_backend",
     "Trial",
-    # What a backend author writes
+    # For authors of backends
     "BackendDetails",
     "CompileSpec",
     "DelegateMappingBuilder",
@@ -117,14 +117,14 @@ __all__ = [
     "foldable_nodes",
     "mode_stretches",
     "read_by_one",
-    # The short way for a backend author
+    # Declarative backends
     "DeclarativeBackend",
     "DeclarativePartitioner",
     "PartitionView",
     "arguments_of",
     "operator_name",
     "visits",
-    # What says which nodes go where
+    # Partitioners
     "DECISION",
     "DELEGATION_TAG",
     "DelegationSpec",
@@ -134,16 +134,16 @@ __all__ = [
     "Partitioner",
     "tag_constant_data",
     "tag_mutated_buffer",
-    # What a backend offers that quantises
+    # Quantisation
     "Quantization",
     "find_quantization",
-    # Where backends are found
+    # The registry of backends
     "backend_names",
     "find_backend",
     "find_partitioner",
     "register_backend",
     "unregister_backend",
-    # Looking at what was lowered
+    # Inspection
     "DelegationSummary",
     "RootCause",
     "FloatWeight",
@@ -158,7 +158,7 @@ __all__ = [
     "get_non_lowered_nodes",
     "graph_html",
     "print_delegated_graph",
-    # Surgery on graphs and signatures
+    # Graphs and signatures
     "assign_debug_handles",
     "changed_as_in_exir",
     "create_submodule_from_nodes",
@@ -180,7 +180,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    # Partitioners and backends never emit: the emitter is a third of what importing would cost.
+    # Partitioners and backends never emit; importing the emitter takes a third of the import time.
     _AT_FIRST_USE = {
         "lowerdeck.lowered_module.choosing": ("Trial", "lower_fastest"),
         "lowerdeck.lowered_module.inspect.graph_page": ("graph_html",),
@@ -188,7 +188,7 @@ if not TYPE_CHECKING:
     }
 
     def __getattr__(name: str) -> Any:
-        """Return a part that is imported at its first use."""
+        """Import a name at the first access to it."""
         for module, names in _AT_FIRST_USE.items():
             if name in names:
                 globals().update({n: getattr(importlib.import_module(module), n) for n in names})
@@ -196,5 +196,5 @@ if not TYPE_CHECKING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        """Return all names, those that are not imported yet too."""
+        """Return all names, including those not imported yet."""
         return sorted({*globals(), *__all__})

@@ -22,7 +22,7 @@ def _loaded(module: str, name: str) -> Any:
 def as_peer(cls: type) -> type:
     """Return the ``__class__`` of a delegate of class ``cls``.
 
-    ExecuTorch's passes check ``isinstance()`` of their own class of delegates. The result is a
+    ExecuTorch's passes check ``isinstance()`` with their class of delegates. The result is a
     subclass of both classes if ExecuTorch is loaded, else ``cls``.
 
     Args:
@@ -112,9 +112,9 @@ def in_edge_dialect(operator: OpOverload) -> Any:
     namespace, _, name = schema_of(operator).name.partition("::")
     edge = getattr(_loaded("dialects._ops", "ops").edge, namespace)
     for variant in (f"{name}_copy", name) if returns_alias(operator) else (name,):
-        found = getattr(getattr(edge, variant, None), overload_name(operator), None)
-        if found is not None:
-            return found
+        overload = getattr(getattr(edge, variant, None), overload_name(operator), None)
+        if overload is not None:
+            return overload
     return None
 
 

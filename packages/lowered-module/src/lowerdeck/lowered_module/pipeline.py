@@ -405,9 +405,9 @@ def decomposed_for(
     cache = DecompositionCache()
     always: dict[OpOverload, Any] = dict.fromkeys(keep)
     decomposed = {}
-    for name, given in programs.items():
+    for name, exported in programs.items():
         # As exir does: partitioners look for weights among the inputs.
-        program = with_plain_sizes(unwrap_subclass_parameters(given))
+        program = with_plain_sizes(unwrap_subclass_parameters(exported))
         kept, kept_by_all = _kept(program, partitioners.get(name, ()))
         rules = pre_partition_rules(kept_by_all)
         kept[_ROLL] = _either(kept.get(_ROLL, _is_dynamic), _is_dynamic)
@@ -470,7 +470,7 @@ def _kept(
             if predicate is not None and not callable(predicate):
                 raise TypeError(f"the predicate is {predicate!r}")
             # As in exir, operators that write or return views are decomposed nevertheless.
-            able = [each for each in operators if can_keep(each, some=predicate is not None)]
+            able = [op for op in operators if can_keep(op, some=predicate is not None)]
         except Exception as error:
             raise LoweringError(
                 f"ops_to_not_decompose of {type(partitioner).__name__} failed: "

@@ -58,7 +58,7 @@ class Stages:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.seconds: dict[str, float] = {}
-        # tqdm shows the bar unless stderr reports that it is no terminal, even if stderr is None.
+        # tqdm shows the bar unless stderr is not a terminal, but also if stderr is None.
         self._closed = is_closed("stderr")
         disable = True if self._closed else None
         # The current stream, as messages may be captured meanwhile.

@@ -82,7 +82,7 @@ def find_quantization(name: str) -> Quantization:
         BackendNotFoundError: No distribution has it.
         AmbiguousBackendError: Several distributions have different ones.
     """
-    entry = only_entry(QUANTIZATIONS, name, f"{name!r} does not quantise")
+    entry = only_entry(QUANTIZATIONS, name, f"{name!r} has no quantisation")
     quantization: Quantization = entry.load()()
     return quantization
 
@@ -105,21 +105,21 @@ def find_offer(
     name = next((one for one in backends if one in installed), None)
     if name is None:
         raise CommandError(
-            f"--quantize {mode} needs a --backend that quantises; installed are: "
-            f"{', '.join(installed) or 'none'}. Others, such as OpenvinoBackend, take models "
-            "that are quantised already: let MODULE:FACTORY return what PT2E's convert_pt2e "
-            "made, and leave --quantize out",
+            f"--quantize {mode} needs a --backend with quantisation; installed: "
+            f"{', '.join(installed) or 'none'}. Others, such as OpenvinoBackend, support models "
+            "quantised before: let MODULE:FACTORY return the result of PT2E's convert_pt2e, and "
+            "omit --quantize",
             ExitStatus.USAGE,
         )
     offer = find_quantization(name)
     if mode not in offer.modes:
         modes = ", ".join(f"{one} ({meaning})" for one, meaning in offer.modes.items())
         raise CommandError(
-            f"{name} does not quantise by {mode!r}, but by {modes}", ExitStatus.USAGE
+            f"found the mode {mode!r}, expected one of {name}: {modes}", ExitStatus.USAGE
         )
     if has_samples and mode not in offer.calibrated:
         raise CommandError(
-            f"--quantize {mode} is not calibrated: leave --calibrate out", ExitStatus.USAGE
+            f"--quantize {mode} uses no samples: omit --calibrate", ExitStatus.USAGE
         )
     return name, offer
 
@@ -140,7 +140,7 @@ def quantize(
     """
     if model.program is not None:
         raise CommandError(
-            "--quantize needs a module, and the factory returned an ExportedProgram: let it "
+            "--quantize needs a module, but the factory returned an ExportedProgram: let it "
             "return (module, example_args)",
             ExitStatus.USAGE,
         )

@@ -93,7 +93,7 @@ class _Conditions:
         answer = self.when(node)
         if isinstance(answer, str):
             return answer
-        return None if answer else "its predicate says no"
+        return None if answer else "its predicate returned False"
 
 
 class DeclarativeBackend(BackendDetails):
@@ -191,8 +191,8 @@ class DeclarativeBackend(BackendDetails):
             if visitor is None:
                 raise UnsupportedOperatorError(
                     f"backend {backend_name(cls)!r} cannot compile {describe_node(node)}; it "
-                    f"knows {', '.join(sorted(visitors)) or 'nothing'}: leave it to the program, "
-                    "or visit it"
+                    f"supports {', '.join(sorted(visitors)) or 'nothing'}: leave the node "
+                    "untagged, or add a visitor"
                 )
             with part.visiting(node):
                 visitor[0].visitor(backend, part, node)
@@ -251,7 +251,7 @@ class DeclarativePartitioner(NodePartitioner):
             ep: The program before decomposition.
         """
         operators = map(_find_operator, self._visitors)
-        return [one for one in operators if one is not None], None
+        return [op for op in operators if op is not None], None
 
 
 def _visitors(backend: type[DeclarativeBackend]) -> Mapping[str, Sequence[_Conditions]]:
@@ -297,13 +297,13 @@ def _find_operator(name: object) -> OpOverload | None:
             raise LoweringError(f"torch has no operator {name!r}")
         return None
     # aten::add without an overload and similar operators take plain numbers.
-    every = {one: getattr(packet, one) for one in packet.overloads()}
-    overloads = {one: found for one, found in every.items() if "Tensor" in str(schema_of(found))}
+    every = {key: getattr(packet, key) for key in packet.overloads()}
+    overloads = {key: op for key, op in every.items() if "Tensor" in str(schema_of(op))}
     if (overload or "default") not in overloads:
-        names = ", ".join(f"{namespace}.{short}.{one}" for one in overloads)
+        names = ", ".join(f"{namespace}.{short}.{key}" for key in overloads)
         raise LoweringError(f"torch has no operator {_full_name(name)!r}; it has {names}")
-    found: OpOverload = overloads[overload or "default"]
-    return found
+    result: OpOverload = overloads[overload or "default"]
+    return result
 
 
 def _full_name(name: str) -> str:

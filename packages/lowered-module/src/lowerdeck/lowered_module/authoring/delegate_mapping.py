@@ -70,11 +70,11 @@ class DelegateMappingBuilder:
             return len(self._entries)
         kind = type(next(iter(self._entries), identifier))
         if self._generated:
-            problem = "the builder generates its own: leave it out"
+            problem = "the builder generates identifiers: omit it"
         elif not isinstance(identifier, int | str) or type(identifier) is not kind or kind is bool:
-            problem = "an int or str is needed, the same kind for all entries"
+            problem = "expected an int or a str, the same type for all entries"
         elif identifier in self._entries:
-            problem = f"it has handles {self._entries[identifier]} already: give another one"
+            problem = f"it already has the handles {self._entries[identifier]}: use another one"
         else:
             return identifier
         raise DelegateMappingError(f"found identifier {identifier!r}, but {problem}")
@@ -82,7 +82,9 @@ class DelegateMappingBuilder:
 
 def _handles_of(nodes: Nodes | None, handles: Handles | None) -> tuple[int, ...]:
     if (nodes is None) == (handles is None):
-        raise DelegateMappingError("exactly one of nodes and handles is needed")
+        raise DelegateMappingError(
+            "found both or neither of nodes and handles, expected one of them"
+        )
     given: Any = nodes if handles is None else handles
     candidates: list[Any] = [given] if isinstance(given, (Node, int)) else list(given)
     found: set[Any] = {
@@ -91,7 +93,7 @@ def _handles_of(nodes: Nodes | None, handles: Handles | None) -> tuple[int, ...]
     } - {None}
     if not found or not all(type(handle) is int for handle in found):
         raise DelegateMappingError(
-            f"no debug handle, or something else, among [{', '.join(map(str, candidates))}]: "
-            'lower through to_backend, which sets node.meta["debug_handle"] of every node'
+            f"found [{', '.join(map(str, candidates))}], expected nodes with debug handles, or "
+            'handles: lower with to_backend, which sets node.meta["debug_handle"]'
         )
     return tuple(sorted(found))

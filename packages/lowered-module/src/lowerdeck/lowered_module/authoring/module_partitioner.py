@@ -126,8 +126,8 @@ class ModulePartitioner(Partitioner):
             if not any(fnmatchcase(path, pattern) for path in paths):
                 examples = ", ".join(paths[:_SHOWN]) + (", ..." if len(paths) > _SHOWN else "")
                 raise PartitionError(
-                    f"found the pattern {pattern!r} in by_module, which is the name of no module "
-                    f"that the program calls; these are {examples or 'none'}"
+                    f"found the pattern {pattern!r} in by_module, expected one that matches a "
+                    f"called module: {examples or 'none'}"
                 )
 
 
@@ -158,13 +158,13 @@ def _unit(node: Node, pattern: str) -> tuple[str | None, str]:
     return next((call for call in _calls(node) if fnmatchcase(call[1], pattern)), (None, ""))
 
 
-def _new_tag(wanted: str, used: Container[str]) -> str:
+def _new_tag(stem: str, used: Container[str]) -> str:
     # Tags become attribute names, where a dot would mean a nested module.
-    wanted = tag = re.sub(r"\W", "_", wanted)
+    stem = tag = re.sub(r"\W", "_", stem)
     number = 1
     while tag in used:
         number += 1
-        tag = f"{wanted}_{number}"
+        tag = f"{stem}_{number}"
     return tag
 
 

@@ -52,7 +52,7 @@ class NodePartitioner(Partitioner):
     Example:
         >>> class Relus(NodePartitioner):
         ...     def objection(self, node):
-        ...         return None if "relu" in str(node.target) else "it is no relu"
+        ...         return None if "relu" in str(node.target) else "it is not a relu"
         >>> partitioner = Relus("MyBackend", min_nodes=2)
     """
 

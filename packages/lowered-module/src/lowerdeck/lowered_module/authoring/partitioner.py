@@ -120,14 +120,14 @@ def require_partitioner(value: object) -> None:
     if isinstance(value, type):
         made_by = ".partitioner" if hasattr(value, "partitioner") else ""
         description = f"the class {value.__name__}"
-        expected = f"an object: give {value.__name__}{made_by}()"
+        expected = f"an instance: pass {value.__name__}{made_by}()"
     elif isinstance(value, list | tuple):
         description = f"a {type(value).__name__}"
-        expected = "one Partitioner: call to_backend once for each; the first chooses first"
+        expected = "one Partitioner: call to_backend once for each, in order of precedence"
     elif not callable(value):
         description = f"a {type(value).__name__}"
         expected = (
-            "a Partitioner, or what else takes a program: to_backend(program, "
+            "a Partitioner, or another callable that takes a program: to_backend(program, "
             "XnnpackPartitioner())"
         )
     else:

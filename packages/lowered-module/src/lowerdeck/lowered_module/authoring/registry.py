@@ -92,8 +92,8 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
     if len(backends) > 1:
         listing = " and ".join(_describe(backend) for backend in backends)
         raise AmbiguousBackendError(
-            f"backend {name!r} is claimed by {listing}: call register_backend with the one that "
-            "is meant, or rename one (class attribute backend_id)"
+            f"backend {name!r} is ambiguous, found {listing}: pass one of them to "
+            "register_backend, or rename one (class attribute backend_id)"
         )
     if not backends:
         raise BackendNotFoundError(
@@ -162,7 +162,7 @@ def only_entry(group: str, name: str, missing: str) -> EntryPoint:
         )
     if len(chosen) > 1:
         raise AmbiguousBackendError(
-            f"{name!r} of {group!r} is offered as {' and '.join(chosen)}: uninstall one"
+            f"{name!r} of {group!r} is ambiguous, found {' and '.join(chosen)}: uninstall one"
         )
     return next(iter(chosen.values()))
 

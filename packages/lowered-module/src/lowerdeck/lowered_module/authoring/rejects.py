@@ -99,11 +99,9 @@ def keep_remarks(graph: Graph, remarks: object) -> None:
     if not isinstance(remarks, Mapping):
         return
     for node in graph.nodes:
-        found = {
-            heading: said[node.name] for heading, said in remarks.items() if node.name in said
-        }
-        if found:
-            node.meta[REMARKS] = found
+        reasons = {key: why[node.name] for key, why in remarks.items() if node.name in why}
+        if reasons:
+            node.meta[REMARKS] = reasons
 
 
 def operator_name(node: Node) -> str:

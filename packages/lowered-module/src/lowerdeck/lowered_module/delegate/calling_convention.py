@@ -99,7 +99,7 @@ def flatten_program(program: ExportedProgram) -> CallingConvention:
     Constant outputs are removed, and mutated inputs are returned instead.
 
     Args:
-        program: A program with a graph and a signature of its own.
+        program: A program whose graph and signature no other program shares.
     """
     inputs = [node.name for node in user_inputs(program)]
     kept: list[tuple[Any, OutputSpec]] = []

@@ -44,7 +44,7 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property  # type: ignore[misc]  # Python asks for it, and never sets it
     def __class__(self) -> type[LoweredBackendModule]:
-        """The class; if ExecuTorch is loaded, one that is a subclass of its own as well."""
+        """The class; if ExecuTorch is loaded, a subclass of both projects' classes."""
         return as_peer(type(self))
 
     def __init__(

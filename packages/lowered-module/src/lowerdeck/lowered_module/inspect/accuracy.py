@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from lowerdeck.torch_base import copy_module, pytree, size_range, upper_bound
 
 CALLS = 3
-"""Calls of a comparison: state that is lost or written twice shows from the second on."""
+"""Calls of a comparison; errors of state become visible in the second call."""
 _MOST_GROWTH = 64
 _LOG = logging.getLogger("lowerdeck.lowered_module")
 _Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]

@@ -179,7 +179,7 @@ class _Picture:
             for arg in node.all_input_nodes
             if arg.op == "placeholder" and arg not in made_by
         ]
-        why = self._reasons.get(node.name) or node.meta.get(REJECT) or "no partitioner took it"
+        why = self._reasons.get(node.name) or node.meta.get(REJECT) or "no partitioner selected it"
         self.nodes.append(
             {
                 "name": node.name,

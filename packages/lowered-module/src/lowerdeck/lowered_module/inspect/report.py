@@ -86,9 +86,9 @@ def quantization_lines(
         samples: Number of calibration samples; None without calibration.
     """
     if samples is not None:
-        calibration = f"with {samples} samples" if samples else "with the example inputs alone; "
+        calibration = f"with {samples} samples" if samples else "with only the example inputs; "
         yield f"calibrated     {calibration}" + (
-            "" if samples else "--calibrate MODULE:FACTORY names better ones"
+            "" if samples else "--calibrate MODULE:FACTORY adds samples"
         )
     for weight in float_weights:
         yield f"stays float    {weight.name}: {_size(weight.nbytes)}: {weight.why}"

@@ -43,7 +43,7 @@ def _forms(graph_module: GraphModule) -> list[tuple[Node | None, object]]:
                 node.op,
                 # fx may rename placeholders in copies.
                 None if node.op in ("placeholder", "output") else node.target,
-                # Unlike values, texts tell 1 from True, and NaN is itself.
+                # As text: 1 differs from True, and NaN equals itself.
                 repr(map_arg((node.args, node.kwargs), places.__getitem__)),
             ),
         )

@@ -61,17 +61,17 @@ def splice_delegates(
         owner.graph.erase_node(call)
         owner.delete_submodule(str(call.target))
     # Remove all tags, which the next lowering would take for its own partitioner's.
-    for one in (program, *(delegate.original_module for delegate in delegates)):
-        strip_tags(one.graph_module)
+    for tagged in (program, *(delegate.original_module for delegate in delegates)):
+        strip_tags(tagged.graph_module)
     # Creating the new program generates the code of the outermost graph.
     for gm in graphs_of(program.graph_module):
         if gm is not program.graph_module:
             gm.recompile()
-    taken = {name for part in cut.cuts for name in part.owned}
+    owned_names = {name for part in cut.cuts for name in part.owned}
     input_specs: list[InputSpec] = []
     owned: set[str | None] = set()
     for node, spec in inputs_of(program):
-        if node.name in taken and not node.users:
+        if node.name in owned_names and not node.users:
             owned.add(spec.target)
             program.graph.erase_node(node)
         else:
@@ -84,7 +84,7 @@ def splice_delegates(
     signature = ExportGraphSignature(input_specs, output_specs)
     graph_module = LazyGraphModule(program.graph_module, program.graph)
     graph_module.meta.update(program.graph_module.meta)
-    # ``ExportedProgram(...)`` would print the guards anew.
+    # ``ExportedProgram(...)`` would print the guards again.
     spliced = with_parts(
         program,
         graph_module=graph_module,

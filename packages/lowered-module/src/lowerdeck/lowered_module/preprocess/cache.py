@@ -207,17 +207,17 @@ def _decoded(key: str, entry: bytes) -> PreprocessResult:
     start = hashlib.sha256().digest_size
     end = entry.index(b"\n", start) + 1
     if hashlib.sha256(memoryview(entry)[start:]).digest() != entry[:start]:
-        raise ValueError("cut short or altered")
+        raise ValueError("truncated or altered")
     version, sizes, pairs, tags, entries = json.loads(entry[start:end])
     if version != key:
-        raise ValueError("the entry of another key")
+        raise ValueError("stored under another key")
     buffers: list[Any] = [entry[a:b] for a, b in pairwise(accumulate(sizes, initial=end))]
     blob, store = buffers.pop(0), None
     if tags is not None:
         store = NamedDataStoreOutput(buffers, {}, {tag: {} for tag in tags})
         for tag, name, (index, alignment, layout) in entries:
             if not 0 <= operator.index(index) < len(buffers):
-                raise ValueError("an entry of a missing buffer")
+                raise ValueError("refers to a missing buffer")
             group = store.pte_data if tag is None else store.external_data[tag]
             group[name] = DataEntry(index, operator.index(alignment), layout and _layout(*layout))
     handles = None if pairs is None else {name: tuple(value) for name, value in pairs}

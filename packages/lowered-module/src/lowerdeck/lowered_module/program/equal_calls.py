@@ -1,4 +1,4 @@
-"""Common subexpressions and permutations that cancel out in programs with dynamic sizes.
+"""Merge equal calls, and remove permutations that cancel out, in programs with dynamic sizes.
 
 transformers computes positions, masks and biases in each layer. With static sizes they are
 constants; with dynamic sizes each layer would compute them at run time.
@@ -6,7 +6,6 @@ constants; with dynamic sizes each layer would compute them at run time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from lowerdeck.lowered_module.program.copies import rewritten
-from lowerdeck.lowered_module.program.merged_sizes import dims_merged, shape_of
+from lowerdeck.lowered_module.program.view_factors import merged_dims, shape_of
 from lowerdeck.lowered_module.program.view_rules import MOVES, order_of
 from lowerdeck.torch_base import OpOverload, new_fake, schema_of, writes_in_place
 
@@ -34,64 +33,73 @@ def with_merged_calls(program: ExportedProgram) -> ExportedProgram:
 def _merge(graph: Graph) -> bool:
     earlier: dict[Any, Node] = {}
     changed = False
-    crossed: dict[Node, None] = {}
+    skipped: dict[Node, None] = {}
     for node in graph.nodes:
         if _is_mergeable(node):
-            restored = _restored(node)
-            if restored is not None:
-                crossed.update(dict.fromkeys(_between(node)))
-            same = restored or earlier.setdefault(_key(node), node)
+            chain = _chain_to_permutation(node)
+            original = _undo_permutations(node, chain) if chain else None
+            if original is not None:
+                skipped.update(dict.fromkeys(chain))
+            same = original or earlier.setdefault(_key(node), node)
             if same is not node:
                 node.replace_all_uses_with(same)
                 graph.erase_node(node)
                 changed = True
     # Later calls may be equal to these, so they are erased last, if nothing reads them.
-    for node in sorted(crossed, reverse=True):
+    for node in sorted(skipped, reverse=True):
         if not node.users:
             graph.erase_node(node)
     return changed
 
 
-def _between(node: Node) -> Iterator[Node]:
-    """Yield the first of two permutations that cancel out, and a copy and a view after it."""
-    source: Any = node.args[0]
-    while source.target not in MOVES:
-        yield source
-        source = source.args[0]
-    yield source
+def _chain_to_permutation(node: Node) -> list[Any]:
+    """Return the calls before a permutation, the last first, up to another permutation.
 
-
-def _restored(node: Node) -> Node | None:
-    """Return the tensor that two permutations restore, or a view of it if there is one between.
-
-    Tokens of a video are its flattened patches, of which the channels come first, then last.
+    Between both may be a view, or a copy and a view. For other nodes the list is empty.
     """
     if node.target not in MOVES:
+        return []
+    chain: list[Any] = [node.args[0]]
+    for target in (_aten.view.default, _aten.clone.default):
+        if chain[-1].target is not target:
+            break
+        chain.append(chain[-1].args[0])
+    return chain if chain[-1].target in MOVES else []
+
+
+def _undo_permutations(node: Node, chain: list[Any]) -> Node | None:
+    """Return the tensor before two permutations that cancel out, in the shape of their result.
+
+    None if they do not cancel out. Video models flatten patches with the channels first, and
+    permute them to the end: with the view between both, only the groups of dimensions that it
+    merges have to return to their places.
+
+    Args:
+        chain: From ``_chain_to_permutation``.
+    """
+    *between, first = chain
+    groups = merged_dims(shape_of(first), shape_of(chain[0]))
+    if groups is None:
         return None
-    view: Any = node.args[0]
-    before = view.args[0] if view.target is _aten.view.default else view
-    copy = before if before is not view and before.target is _aten.clone.default else None
-    before = before if copy is None else copy.args[0]
-    dims = dims_merged(shape_of(before), shape_of(view)) if before.target in MOVES else None
-    if dims is None:
+    order, first_order = order_of(node), order_of(first)
+    if [first_order[dim] for axis in order for dim in groups[axis]] != sorted(first_order):
         return None
-    order, order_before = order_of(node), order_of(before)
-    if [order_before[dim] for axis in order for dim in dims[axis]] != sorted(order_before):
-        return None
-    restored: Node = before.args[0]
-    if before is view:
-        return restored
-    meta = node.meta
+    original: Node = first.args[0]
+    if not between:
+        return original
+    view, *copies = between
+    value = node.meta["val"]
     with node.graph.inserting_before(node):
-        if copy is not None:
-            value = restored.meta["val"]
-            restored = node.graph.call_function(copy.target, (restored,), copy.kwargs)
-            restored.meta = {**copy.meta, "val": new_fake(value, value.shape)}
-            meta = {**meta, "val": new_fake(value, shape_of(node))}
-        sizes = [view.args[1][axis] for axis in order]
-        result = node.graph.call_function(view.target, (restored, sizes))
-    result.meta = {**meta}
-    return result
+        for copy in copies:
+            fake = original.meta["val"]
+            original = node.graph.call_function(copy.target, (original,), copy.kwargs)
+            original.meta = {**copy.meta, "val": new_fake(fake, fake.shape)}
+            value = new_fake(fake, shape_of(node))
+        sizes = view.args[1]
+        reshaped = (original, [sizes[axis] for axis in order])
+        original = node.graph.call_function(view.target, reshaped)
+    original.meta = {**node.meta, "val": value}
+    return original
 
 
 def _is_mergeable(node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""Functionalize a program, and find writes that a cut would still lose.
+"""Functionalize a program, and find in-place writes that partitioning would lose.
 
 A delegate takes and returns values: writes to its arguments are lost, and so are writes through a
 view that it returned. In a functional program only custom operators write in place. A partition
@@ -58,13 +58,13 @@ def refuse_lost_mutation(
                 (candidate for candidate in writers if tag_of.get(candidate) != tag), writers[0]
             )
             lost = (
-                f"would write, by {_shown(node)}, memory that is not its own"
+                f"contains {_shown(node)}, which writes memory that other nodes use"
                 if writer is node
-                else f"would take {_shown(node)}, whose memory {_shown(writer)} writes"
+                else f"contains {_shown(node)}, whose memory {_shown(writer)} writes"
             )
             raise AliasingError(
-                f"partition {tag!r} {lost}, and a delegate passes values only: leave these nodes "
-                "out of partitions, or write the model without the in-place write"
+                f"partition {tag!r} {lost}, but delegates only pass values: leave these nodes "
+                "untagged, or replace the in-place write in the model"
             )
 
 

@@ -1,12 +1,12 @@
 """Move views that merge dynamic sizes as late as possible.
 
-``flatten(2)`` of images with dynamic batch, height and width is free for a kernel, but backends
-whose reshapes infer only one dynamic size cannot delegate it. Operators on each position (a linear
-layer, a norm over channels, a sum) commute with such a view, which then cancels with the view back
-to images. A one-dimensional convolution becomes a two-dimensional one on images of one row.
+``flatten(2)`` of images with dynamic batch, height and width costs a kernel nothing, but backends
+whose reshapes infer only one dynamic size cannot delegate it. Operators that do not mix positions
+(a linear layer, a norm over channels, a sum) commute with such a view, which then cancels with the
+view back to images. ``view_rules`` has these operators, ``view_factors`` the terms.
 
-Images of dynamic sizes that are resized become channels-last, which kernels resize in a sixth of
-the time.
+Two other changes for dynamic sizes: 1-D convolutions become 2-D ones on images of one row, and
+resized images become channels-last, which kernels resize in a sixth of the time.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from torch.fx import Graph, Node
 
 from lowerdeck.lowered_module.program.copies import rewritten
 from lowerdeck.lowered_module.program.masks import write_out
-from lowerdeck.lowered_module.program.merged_sizes import (
+from lowerdeck.lowered_module.program.plain_sizes import number_of
+from lowerdeck.lowered_module.program.view_factors import (
     SEVERAL,
-    Parts,
+    Factors,
     Sizes,
+    drop_ones,
+    dynamic_factors_of,
     equal_sizes,
+    factor_view,
+    flat_dims,
     flat_sizes,
     is_equal,
     is_like,
     is_one,
-    merged_sizes,
-    numbered,
+    removable_ones,
     shape_of,
-    sizes_merged_by,
-    spare_ones,
-    whole_parts,
+    unmerged_factors,
     with_size_at,
-    without_ones,
 )
-from lowerdeck.lowered_module.program.plain_sizes import number_of
 from lowerdeck.lowered_module.program.view_rules import (
     ATTENTION,
     BROADCASTS,
@@ -50,20 +50,20 @@ from lowerdeck.lowered_module.program.view_rules import (
     PRODUCTS,
     RULES,
     VIEWS,
-    broadcast_parts,
-    product_parts,
-    unmerged_sizes,
+    broadcast_factors,
+    find_factors,
+    product_factors,
 )
 from lowerdeck.torch_base import arguments_of, expression_of, is_channels_last, new_fake, varies
 
 _aten = torch.ops.aten
-_SPLITS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.reshape.default})
-_LINES: Mapping[Any, Any] = {
+_RESHAPES = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+_CONV2D_OF: Mapping[Any, Any] = {
     _aten.conv1d.default: _aten.conv2d.default,
     _aten.conv1d.padding: _aten.conv2d.padding,
     _aten.convolution.default: _aten.convolution.default,
 }
-"""Convolutions over one dimension, and what does the same over two."""
+"""The operator for images, by operator for lines."""
 _RESIZES = frozenset({_aten.upsample_bilinear2d.vec, _aten.upsample_nearest2d.vec})
 
 
@@ -78,21 +78,21 @@ def with_late_views(program: ExportedProgram) -> ExportedProgram:
 
 
 def _may_change(node: Node) -> bool:
-    if node.target in _LINES:
-        return _is_line(node)
-    return _is_left_resize(node) or (node.target in VIEWS and sizes_merged_by(node) is not None)
+    is_merge = node.target in VIEWS and dynamic_factors_of(node) is not None
+    return is_merge or _is_dynamic_conv1d(node) or _is_dynamic_resize(node)
 
 
 @dataclass(frozen=True, slots=True)
-class _Fine:
-    """A tensor whose view is another one.
+class _Unmerged:
+    """The unmerged form of a result.
 
     Attributes:
-        parts: For each dimension of the view, the sizes that it merges.
+        node: The call on unmerged inputs.
+        factors: The factors of the original, merged result.
     """
 
     node: Node
-    parts: Parts
+    factors: Factors
 
 
 class _Pass:
@@ -100,7 +100,7 @@ class _Pass:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._held: dict[Node, _Fine] = {}
+        self._unmerged: dict[Node, _Unmerged] = {}
         self._views: dict[Node, Node] = {}
         self._sizes: dict[Any, Node] = {}
         self._values: dict[Any, torch.Tensor] = {}
@@ -108,44 +108,45 @@ class _Pass:
 
     def run(self) -> bool:
         """Rewrite the graph; return whether anything changed."""
-        lines = [node for node in self._graph.nodes if node.target in _LINES and _is_line(node)]
-        for node in lines:
-            self._widen(node)
+        convolutions = list(filter(_is_dynamic_conv1d, self._graph.nodes))
+        for node in convolutions:
+            self._make_conv2d(node)
         for node in self._graph.nodes:
-            if node.target in _ASKING:
-                _give_asked_sizes(node)
-        moved = [self._is_moved_before_split(node) for node in list(self._graph.nodes)]
-        parts = unmerged_sizes(self._graph)
-        wanted_nodes = _wanted(self._graph, parts)
-        attentions = [node for node in wanted_nodes if node.target is ATTENTION]
+            if node.target in _RESHAPES:
+                _use_requested_sizes(node)
+        moved = [self._move_before_split(node) for node in list(self._graph.nodes)]
+        factors = find_factors(self._graph)
+        needed = _find_needed(self._graph, factors)
+        attentions = [node for node in needed if node.target is ATTENTION]
         if attentions:
             for node in attentions:
                 write_out(node, None, {})
                 self._graph.erase_node(node)
-            parts = unmerged_sizes(self._graph)
-            wanted_nodes = _wanted(self._graph, parts)
-        if lines or any(moved) or wanted_nodes:
-            self._merge_late(parts, wanted_nodes)
-        return bool(lines or any(moved) or wanted_nodes) | _lay_out(self._graph)
+            factors = find_factors(self._graph)
+            needed = _find_needed(self._graph, factors)
+        if convolutions or any(moved) or needed:
+            self._rewrite_all(factors, needed)
+        return bool(convolutions or any(moved) or needed) | _choose_image_layouts(self._graph)
 
-    def _is_moved_before_split(self, node: Node) -> bool:
-        """Move an operation before a view that a later one undoes; return whether that was done.
+    def _move_before_split(self, node: Node) -> bool:
+        """Move a broadcast before a view whose effect a later view undoes; return True if moved.
 
-        Swin splits windows into images and windows of an image to add the mask of the latter.
+        Swin splits the batch of windows into images and windows, adds a mask for each window, and
+        merges both again: the mask is repeated for each image instead.
         """
-        view = next((x for x in node.all_input_nodes if x.target in _SPLITS), None)
-        if view is None or not _is_undone(node, view, view):
+        view = next((x for x in node.all_input_nodes if x.target in _RESHAPES), None)
+        if view is None or not _is_undone_after(node, view, view):
             return False
         source: Any = view.args[0]
-        parts = merged_sizes(shape_of(view), shape_of(source))
-        if parts is None or len(_dynamic(flat_sizes(parts))) < SEVERAL:
+        factors = factor_view(shape_of(view), shape_of(source))
+        if factors is None or len(_dynamic(flat_sizes(factors))) < SEVERAL:
             return False
-        if not equal_sizes(flat_sizes(parts), shape_of(view)):
+        if not equal_sizes(flat_sizes(factors), shape_of(view)):
             # Static sizes are split or merged as well.
             return False
         with self._graph.inserting_before(node):
             operands = [
-                source if x is view else self._merged_operand(x, view, parts) for x in node.args
+                source if x is view else self._merge_operand(x, view, factors) for x in node.args
             ]
             if None in operands:
                 return False
@@ -160,23 +161,23 @@ class _Pass:
         self._replaced |= {view, split}
         return True
 
-    def _merged_operand(self, operand: Any, view: Node, parts: Parts) -> Any:
-        """Return an operand that broadcasts against a view's source; None if there is none."""
+    def _merge_operand(self, operand: Any, view: Node, factors: Factors) -> Any:
+        """Return a broadcast's operand in a form that broadcasts with a view's base, or None."""
         if not _is_tensor(operand):
             return operand
-        asked: Any = view.args[1]
-        before = (1,) * (len(asked) - len(shape_of(operand))) + shape_of(operand)
+        requested: Any = view.args[1]
+        before = (1,) * (len(requested) - len(shape_of(operand))) + shape_of(operand)
         wide: list[Any] = []
         shape: list[Any] = []
-        for part, size in zip(parts, shape_of(view.args[0]), strict=True):
-            is_unit = all(map(is_one, before[len(wide) : len(wide) + len(part)]))
-            wide += [1] * len(part) if is_unit else part
+        for factor, size in zip(factors, shape_of(view.args[0]), strict=True):
+            is_unit = all(map(is_one, before[len(wide) : len(wide) + len(factor)]))
+            wide += [1] * len(factor) if is_unit else factor
             shape.append(1 if is_unit else size)
         sizes = [
-            new if is_one(new) else -1 if equal_sizes([old], [new]) else asked[at]
+            new if is_one(new) else -1 if equal_sizes([old], [new]) else requested[at]
             for at, (old, new) in enumerate(zip(before, wide, strict=True))
         ]
-        # Only a size that the operand already has can be kept.
+        # ``expand`` can infer only sizes that the operand has.
         is_known = all(a != -1 or not is_one(b) for a, b in zip(sizes, before, strict=True))
         if sum(map(varies, shape)) > 1 or not is_known:
             return None
@@ -184,39 +185,38 @@ class _Pass:
         merged = [-1 if varies(size) else int(size) for size in shape]
         return self._call(operand, _aten.view.default, (repeated, merged), shape)
 
-    def _merge_late(self, parts: Mapping[Node, Parts], wanted_nodes: Container[Node]) -> None:
+    def _rewrite_all(self, factors: Mapping[Node, Factors], needed: Container[Node]) -> None:
+        """Rewrite all nodes in order, and merge inputs of those that need merged ones."""
         for node in list(self._graph.nodes):
             if node.op not in {"call_function", "output"}:
                 continue
             if isinstance(node.meta.get("val"), torch.SymInt):
                 self._sizes.setdefault(expression_of(node.meta["val"]), node)
             with self._graph.inserting_before(node):
-                if not self._is_passed(node, parts, wanted_nodes):
+                if not self._rewrite_node(node, factors, needed):
                     for source in node.all_input_nodes:
-                        if source in self._held:
-                            node.replace_input_with(source, self._merged(source))
+                        if source in self._unmerged:
+                            node.replace_input_with(source, self._merge(source))
         for node in reversed(self._graph.nodes):
             is_size = isinstance(node.meta.get("val"), torch.SymInt) and node.op != "placeholder"
             if not node.users and (is_size or node in self._replaced):
                 self._graph.erase_node(node)
 
-    def _widen(self, node: Node) -> None:
-        """Replace a one-dimensional convolution by a two-dimensional one."""
+    def _make_conv2d(self, node: Node) -> None:
+        """Replace a 1-D convolution by a 2-D one, including a slice that drops some of its end."""
         args = arguments_of(node)
-        between, less = _shortened(node)
-        last = between[-1]
+        chain, dropped = _trailing_slice(node)
+        last = chain[-1]
         with self._graph.inserting_before(node):
             image, weight = (
-                self._call(
-                    one, _aten.unsqueeze.default, (one, 2), with_size_at(shape_of(one), 2, 1)
-                )
-                for one in (args["input"], args["weight"])
+                self._call(x, _aten.unsqueeze.default, (x, 2), with_size_at(shape_of(x), 2, 1))
+                for x in (args["input"], args["weight"])
             )
             args |= {"input": image, "weight": weight}
-            if less:
-                # Do not compute elements that a slice drops.
+            if dropped:
+                # Do not compute the elements that the slice drops.
                 padding = int(args["padding"][0])
-                sides = (padding, padding - less)
+                sides = (padding, padding - dropped)
                 length = shape_of(image)[3] + sum(sides)
                 shape = (*shape_of(image)[:3], length)
                 args["input"] = self._call(
@@ -226,105 +226,105 @@ class _Pass:
             for name, other in _SETTINGS.items():
                 if isinstance(args.get(name), (list, tuple)):
                     args[name] = [other, *args[name]]
-            target = _LINES[node.target]
-            widened = self._call(
+            target = _CONV2D_OF[node.target]
+            convolved = self._call(
                 node, target, tuple(args.values()), with_size_at(shape_of(last), 2, 1)
             )
-            line = self._call(node, _aten.squeeze.dim, (widened, 2), shape_of(last))
+            line = self._call(node, _aten.squeeze.dim, (convolved, 2), shape_of(last))
         last.replace_all_uses_with(line)
-        for passed in reversed(between):
-            self._graph.erase_node(passed)
+        for replaced in reversed(chain):
+            self._graph.erase_node(replaced)
 
-    def _is_passed(
-        self, node: Node, parts: Mapping[Node, Parts], wanted_nodes: Container[Node]
+    def _rewrite_node(
+        self, node: Node, factors: Mapping[Node, Factors], needed: Container[Node]
     ) -> bool:
-        """Keep a node's result unmerged, or replace a view; return whether that was done."""
+        """Add the unmerged form of a result, or replace a view; return False if impossible."""
         if node.target in VIEWS:
-            return self._is_view_passed(node, wanted_nodes)
-        held = [source for source in node.all_input_nodes if source in self._held]
-        is_due = node in wanted_nodes or node.target in MOVES or len(held) > 1
-        if node not in parts or not (held and is_due):
+            return self._rewrite_view(node, needed)
+        sources = {x: self._unmerged[x] for x in node.all_input_nodes if x in self._unmerged}
+        should_move = node in needed or node.target in MOVES or len(sources) > 1
+        if node not in factors or not (sources and should_move):
             return False
         if node.target in PRODUCTS:
-            return node in wanted_nodes and self._is_product_passed(node)
+            return node in needed and self._rewrite_product(node)
         args = arguments_of(node)
         if node.target in BROADCASTS:
-            result = broadcast_parts(node, {source: self._held[source].parts for source in held})
+            result = broadcast_factors(node, {x: u.factors for x, u in sources.items()})
             if result is None:
                 return False
             target, changed = node.target, dict[str, Any]()
-            nodes = [self._held[source].node for source in held]
+            nodes = [unmerged.node for unmerged in sources.values()]
             sized = next(n for n in nodes if equal_sizes(shape_of(n), flat_sizes(result)))
             for name in list(args)[:2]:
                 if isinstance(args[name], Node):
-                    args[name] = self._aligned(args[name], node, result, sized)
+                    args[name] = self._align_operand(args[name], node, result, sized)
         else:
-            fine = self._held.get(cast("Node", node.args[0]))
-            call = None if fine is None else RULES[node.target](node, fine.parts)
-            if fine is None or call is None:
+            first = sources.get(cast("Node", node.args[0]))
+            call = None if first is None else RULES[node.target](node, first.factors)
+            if first is None or call is None:
                 return False
             target, changed, result = call
-            tensor = {next(iter(args)): fine.node}
+            tensor = {next(iter(args)): first.node}
             args = {**(args if target is node.target else {}), **tensor, **changed}
         kwargs = {name: argument for name, argument in args.items() if name in node.kwargs}
         count = max([len(node.args), *(1 + list(args).index(name) for name in changed)])
         values = tuple(args.values())[:count]
-        merged = self._call(node, target, values, flat_sizes(result), kwargs)
-        self._held[node] = _Fine(merged, result)
+        call_node = self._call(node, target, values, flat_sizes(result), kwargs)
+        self._unmerged[node] = _Unmerged(call_node, result)
         self._replaced.add(node)
         return True
 
-    def _is_product_passed(self, node: Node) -> bool:
+    def _rewrite_product(self, node: Node) -> bool:
         first, other = cast("tuple[Node, Node]", node.args)
-        for operand in filter(self._held.__contains__, (first, other)):
-            self._drop_ones(operand)
-        held = {x: self._held[x].parts for x in (first, other) if x in self._held}
-        parts = product_parts(node, held)
-        if parts is None:
+        for operand in filter(self._unmerged.__contains__, (first, other)):
+            self._squeeze_ones(operand)
+        known = {x: self._unmerged[x].factors for x in (first, other) if x in self._unmerged}
+        factors = product_factors(node, known)
+        if factors is None:
             return False
-        at = len(parts) - 2
-        if len(parts[at]) == 1:
-            other = self._held[other].node
-        elif other in held:
-            other = self._merged(other)
-        for _ in parts[at][1:]:
+        at = len(factors) - 2
+        if len(factors[at]) == 1:
+            other = self._unmerged[other].node
+        elif other in known:
+            other = self._merge(other)
+        for _ in factors[at][1:]:
             shape = with_size_at(shape_of(other), at, 1)
             other = self._call(other, _aten.unsqueeze.default, (other, at), shape)
-        args = self._held[first].node, other
-        product = self._call(node, _aten.matmul.default, args, flat_sizes(parts))
-        self._held[node] = _Fine(product, parts)
+        args = self._unmerged[first].node, other
+        product = self._call(node, _aten.matmul.default, args, flat_sizes(factors))
+        self._unmerged[node] = _Unmerged(product, factors)
         self._replaced.add(node)
         return True
 
-    def _drop_ones(self, node: Node) -> None:
-        """Drop sizes of 1 that a view merges into others, as ``einsum`` leaves them."""
-        fine = self._held[node]
+    def _squeeze_ones(self, node: Node) -> None:
+        """Remove factors of 1, which ``einsum`` leaves, from an unmerged tensor."""
+        unmerged = self._unmerged[node]
         ones = [
-            number
-            for part, numbers in zip(fine.parts, numbered(fine.parts), strict=True)
-            for size, number in zip(part, numbers, strict=True)
-            if len(part) > 1 and is_one(size)
+            dim
+            for factor, dims in zip(unmerged.factors, flat_dims(unmerged.factors), strict=True)
+            for size, dim in zip(factor, dims, strict=True)
+            if len(factor) > 1 and is_one(size)
         ]
         if ones:
-            parts = without_ones(fine.parts)
-            args = (fine.node, ones)
-            squeezed = self._call(node, _aten.squeeze.dims, args, flat_sizes(parts))
-            self._held[node] = _Fine(squeezed, parts)
+            factors = drop_ones(unmerged.factors)
+            args = (unmerged.node, ones)
+            squeezed = self._call(node, _aten.squeeze.dims, args, flat_sizes(factors))
+            self._unmerged[node] = _Unmerged(squeezed, factors)
 
-    def _is_view_passed(self, node: Node, wanted_nodes: Container[Node]) -> bool:
+    def _rewrite_view(self, node: Node, needed: Container[Node]) -> bool:
         source: Any = node.args[0]
-        fine = self._held.get(source)
-        if fine is not None:
-            source = fine.node
-            merged = merged_sizes(shape_of(source), shape_of(node))
+        unmerged = self._unmerged.get(source)
+        if unmerged is not None:
+            source = unmerged.node
+            merged = factor_view(shape_of(source), shape_of(node))
         else:
-            merged = sizes_merged_by(node)
-        if merged is not None and (node in wanted_nodes or _is_moved(node)):
+            merged = dynamic_factors_of(node)
+        if merged is not None and (node in needed or _feeds_permutations_only(node)):
             flat = flat_sizes(merged)
             if not equal_sizes(shape_of(source), flat):
                 source = self._view(node, source, flat, source)
-            self._held[node] = _Fine(source, merged)
-        elif fine is None:
+            self._unmerged[node] = _Unmerged(source, merged)
+        elif unmerged is None:
             return False
         else:
             if not equal_sizes(shape_of(source), shape_of(node)):
@@ -333,36 +333,36 @@ class _Pass:
         self._replaced.add(node)
         return True
 
-    def _aligned(self, operand: Node, node: Node, parts: Parts, sized: Node) -> Node:
-        """Return an operand of a broadcast with the unmerged dimensions of the result."""
-        fine = self._held.get(operand, _Fine(operand, whole_parts(operand)))
-        source, flat = fine.node, flat_sizes(parts)
+    def _align_operand(self, operand: Node, node: Node, factors: Factors, sized: Node) -> Node:
+        """Return an operand that broadcasts with the unmerged result, by a view or sizes of 1."""
+        unmerged = self._unmerged.get(operand, _Unmerged(operand, unmerged_factors(operand)))
+        source, flat = unmerged.node, flat_sizes(factors)
         if is_like(operand, node):
             same = equal_sizes(shape_of(source), flat)
             return source if same else self._view(operand, source, flat, sized)
-        missing = len(parts) - len(fine.parts)
-        for axis in reversed(range(len(fine.parts))):
-            at = len(flat_sizes(fine.parts[:axis]))
-            for _ in range(len(parts[missing + axis]) - len(fine.parts[axis])):
+        missing = len(factors) - len(unmerged.factors)
+        for axis in reversed(range(len(unmerged.factors))):
+            at = len(flat_sizes(unmerged.factors[:axis]))
+            for _ in range(len(factors[missing + axis]) - len(unmerged.factors[axis])):
                 shape = with_size_at(shape_of(source), at, 1)
                 source = self._call(source, _aten.unsqueeze.default, (source, at), shape)
         return source
 
-    def _merged(self, node_before: Node) -> Node:
-        """Return the merged view of an unmerged tensor."""
-        if node_before not in self._views:
-            fine = self._held[node_before]
-            ones = spare_ones(fine.parts)
+    def _merge(self, node: Node) -> Node:
+        """Return the merged form of an unmerged result, added once."""
+        if node not in self._views:
+            unmerged = self._unmerged[node]
+            ones = removable_ones(unmerged.factors)
             if ones:
-                args = (fine.node, ones)
-                squeezed = self._call(node_before, _aten.squeeze.dims, args, shape_of(node_before))
+                args = (unmerged.node, ones)
+                view = self._call(node, _aten.squeeze.dims, args, shape_of(node))
             else:
-                squeezed = self._view(node_before, fine.node, shape_of(node_before), fine.node)
-            self._views[node_before] = squeezed
-        return self._views[node_before]
+                view = self._view(node, unmerged.node, shape_of(node), unmerged.node)
+            self._views[node] = view
+        return self._views[node]
 
     def _view(self, like: Node, source: Any, shape: Sizes, sized: Node) -> Node:
-        """Return a view; its sizes are taken from the program's nodes, or from a tensor."""
+        """Add a view; dynamic sizes are nodes of the program, inferred, or read from ``sized``."""
         sizes: list[Any] = []
         for size in shape:
             expression = expression_of(size)
@@ -379,7 +379,7 @@ class _Pass:
         return self._call(like, _aten.view.default, (source, sizes), shape)
 
     def _product(self, expression: Any, sized: Node) -> Any:
-        """Return the node of a size of a tensor, or of a product of sizes."""
+        """Return a node with the product of consecutive sizes of a tensor."""
         shape = [expression_of(size) for size in shape_of(sized)]
         for first, last in combinations(range(len(shape) + 1), 2):
             if is_equal(math.prod(shape[first:last]), expression):
@@ -387,7 +387,7 @@ class _Pass:
         raise AssertionError(f"{expression} is not a product of {shape}")
 
     def _product_of(self, sized: Node, dims: Sequence[int]) -> Any:
-        found: Any = None
+        total: Any = None
         for dim in dims:
             size = unit = shape_of(sized)[dim]
             if is_one(size):
@@ -396,12 +396,12 @@ class _Pass:
                 unit = self._graph.call_function(_aten.sym_size.int, (sized, dim))
                 unit.meta = {"val": size}
                 self._sizes.setdefault(expression_of(size), unit)
-            if found is not None:
-                product = self._graph.call_function(operator.mul, (found, unit))
-                product.meta = {"val": number_of(found) * size}
+            if total is not None:
+                product = self._graph.call_function(operator.mul, (total, unit))
+                product.meta = {"val": number_of(total) * size}
                 unit = product
-            found = unit
-        return found
+            total = unit
+        return total
 
     def _call(
         self,
@@ -411,7 +411,7 @@ class _Pass:
         shape: Sequence[Any],
         kwargs: Mapping[str, Any] | None = None,
     ) -> Node:
-        """Add a call whose result differs from another one only in sizes."""
+        """Add a call with the metadata of ``like``, except for the sizes of its result."""
         call = self._graph.call_function(target, args, dict(kwargs or {}))
         before = like.meta["val"]
         key = (before.dtype, *map(expression_of, shape))
@@ -422,54 +422,55 @@ class _Pass:
 
 
 _SETTINGS = {"stride": 1, "padding": 0, "dilation": 1, "output_padding": 0}
+"""Settings of a convolution along a height of 1."""
 
 
-_ASKING = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
-
-
-def _give_asked_sizes(view: Node) -> None:
-    """Replace the inferred sizes of a view by the requested ones, which torch has as quotients."""
-    asked: Any = view.args[1]
+def _use_requested_sizes(view: Node) -> None:
+    """Give a view's fake result the requested sizes, which torch records as quotients."""
+    requested: Any = view.args[1]
     shape = shape_of(view)
     sizes = [
         was if type(size) is int and size == -1 else number_of(size)
-        for size, was in zip(asked, shape, strict=True)
+        for size, was in zip(requested, shape, strict=True)
     ]
     if list(map(expression_of, sizes)) != list(map(expression_of, shape)):
         view.meta["val"] = new_fake(view.meta["val"], sizes)
 
 
-def _shortened(node: Node) -> tuple[list[Node], int]:
-    """Return a convolution shortened by a slice that drops some of its end, and by how many.
+def _trailing_slice(node: Node) -> tuple[list[Node], int]:
+    """Return a convolution with the slices that follow, and the number of elements they drop.
 
-    Speech encoders (wav2vec 2.0) do so after kernels of even size.
+    Speech encoders (wav2vec 2.0) drop the last element after kernels of even size.
     """
     args = arguments_of(node)
-    chain_ = [node]
-    while len(chain_[-1].users) == 1:
-        chain_ += chain_[-1].users
-        if chain_[-1].target is not _aten.slice.Tensor or not is_like(chain_[-1], node):
+    chain = [node]
+    while len(chain[-1].users) == 1:
+        chain += chain[-1].users
+        if chain[-1].target is not _aten.slice.Tensor or not is_like(chain[-1], node):
             break
     padding, stride = args["padding"], args["stride"]
     if isinstance(padding, str) or list(stride) != [1] or args.get("transposed"):
         return [node], 0
-    if chain_[-1].target is _aten.slice.Tensor:
-        part: Any = arguments_of(chain_[-1])
-        is_plain = (part["dim"] % 3, part["start"] or 0, part["step"]) == (2, 0, 1)
-        less = -part["end"] if is_plain and isinstance(part["end"], int) else 0
-        if 0 < less <= padding[0]:
-            return chain_, less
+    if chain[-1].target is _aten.slice.Tensor:
+        bounds: Any = arguments_of(chain[-1])
+        is_plain = (bounds["dim"] % 3, bounds["start"] or 0, bounds["step"]) == (2, 0, 1)
+        dropped = -bounds["end"] if is_plain and isinstance(bounds["end"], int) else 0
+        if 0 < dropped <= padding[0]:
+            return chain, dropped
     return [node], 0
 
 
-def _is_undone(node: Node, operand: Node, view: Node) -> bool:
-    """Return whether one operand is the largest, and readers undo a view or do likewise."""
+def _is_undone_after(node: Node, operand: Node, view: Node) -> bool:
+    """Return whether all users of a broadcast undo a view of its only full-size operand.
+
+    Further broadcasts may precede the views that undo it.
+    """
     if node.target not in BROADCASTS:
         return False
     source: Any = view.args[0]
     alike = [x for x in node.all_input_nodes if _is_tensor(x) and is_like(x, node)]
     return alike == [operand] and all(
-        is_like(user, source) if user.target in VIEWS else _is_undone(user, node, view)
+        is_like(user, source) if user.target in VIEWS else _is_undone_after(user, node, view)
         for user in node.users
     )
 
@@ -478,32 +479,32 @@ def _is_tensor(operand: Any) -> bool:
     return isinstance(operand, Node) and isinstance(operand.meta["val"], torch.Tensor)
 
 
-def _wanted(graph: Graph, parts: Mapping[Node, Parts]) -> set[Node]:
-    """Return the nodes before which a view needs unmerged sizes."""
-    wanted_nodes: set[Node] = set()
+def _find_needed(graph: Graph, factors: Mapping[Node, Factors]) -> set[Node]:
+    """Return the nodes whose unmerged form makes a later view unnecessary."""
+    needed: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node in parts and any(
-            _is_wanted_by(user, node, parts, wanted_nodes) for user in node.users
+        if node in factors and any(
+            _needs_unmerged(user, node, factors, needed) for user in node.users
         ):
-            wanted_nodes.add(node)
-    return wanted_nodes
+            needed.add(node)
+    return needed
 
 
-def _is_wanted_by(
-    user: Node, node: Node, parts: Mapping[Node, Parts], wanted_nodes: Container[Node]
+def _needs_unmerged(
+    user: Node, node: Node, factors: Mapping[Node, Factors], needed: Container[Node]
 ) -> bool:
-    if user in wanted_nodes:
-        # In a product by rows, the other operands have no merged sizes.
+    if user in needed:
+        # If the rows of a product are merged, its other operands have no unmerged form.
         is_other = user.target in PRODUCTS and user.args[0] is not node
-        return not is_other or len(parts[user][-2]) == 1
+        return not is_other or len(factors[user][-2]) == 1
     if user.target not in VIEWS:
         return False
-    before, after = flat_sizes(parts[node]), shape_of(user)
-    source_sizes, other, coarse = map(_dynamic, (before, after, shape_of(node)))
-    return equal_sizes(before, after) or (source_sizes == other and source_sizes != coarse)
+    before, after = flat_sizes(factors[node]), shape_of(user)
+    source_sizes, other, merged = map(_dynamic, (before, after, shape_of(node)))
+    return equal_sizes(before, after) or (source_sizes == other and source_sizes != merged)
 
 
-def _is_moved(node: Node) -> bool:
+def _feeds_permutations_only(node: Node) -> bool:
     return all(user.target in MOVES for user in node.users)
 
 
@@ -511,20 +512,21 @@ def _dynamic(shape: Sizes) -> list[Any]:
     return [expression_of(size) for size in shape if varies(size)]
 
 
-_INTEGERS = frozenset({"quantized_decomposed", "torchao"})
+_DEQUANTIZING = frozenset({"quantized_decomposed", "torchao"})
 """Namespaces of operators that dequantise weights; backends match these calls unchanged."""
 
 
-def _is_line(node: Node) -> bool:
-    """Return whether a convolution is one-dimensional, with several dynamic sizes."""
+def _is_dynamic_conv1d(node: Node) -> bool:
+    """Return whether a convolution is 1-D with several dynamic sizes and a float weight."""
+    if node.target not in _CONV2D_OF:
+        return False
     args = arguments_of(node)
     shape = shape_of(args["input"])
-    if getattr(args["weight"].target, "namespace", "") in _INTEGERS:
-        return False
-    return len(shape) == 3 and sum(map(varies, shape)) >= SEVERAL
+    is_float = getattr(args["weight"].target, "namespace", "") not in _DEQUANTIZING
+    return is_float and len(shape) == 3 and sum(map(varies, shape)) >= SEVERAL
 
 
-def _lay_out(graph: Graph) -> bool:
+def _choose_image_layouts(graph: Graph) -> bool:
     """Choose the layouts of images; return whether one changed.
 
     Elementwise results have the layout of their operands. Permuting views become copies, so that
@@ -536,10 +538,10 @@ def _lay_out(graph: Graph) -> bool:
         value = node.meta.get("val")
         if torch.Tag.pointwise not in getattr(node.target, "tags", ()) or value.dim() != _IMAGE:
             continue
-        if is_channels_last(value) and not any(map(_lies_last, node.all_input_nodes)):
+        if is_channels_last(value) and not any(map(_is_channels_last_value, node.all_input_nodes)):
             node.meta["val"] = new_fake(value, value.shape)
             changed = True
-    for resize in filter(_is_left_resize, graph.nodes):
+    for resize in filter(_is_dynamic_resize, graph.nodes):
         source: Any = resize.args[0]
         if source.op == "call_function" and len(shape_of(source)) == _IMAGE:
             for node in (source, resize):
@@ -551,13 +553,13 @@ def _lay_out(graph: Graph) -> bool:
     return changed
 
 
-def _lies_last(node: Node) -> bool:
+def _is_channels_last_value(node: Node) -> bool:
     value = node.meta["val"]
     is_view = node.target in VIEWS or node.target in MOVES
     return not is_view and isinstance(value, torch.Tensor) and is_channels_last(value)
 
 
-def _is_left_resize(node: Node) -> bool:
+def _is_dynamic_resize(node: Node) -> bool:
     return node.target in _RESIZES and any(map(varies, shape_of(node)[2:]))
 
 

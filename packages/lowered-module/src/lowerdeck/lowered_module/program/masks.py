@@ -24,8 +24,8 @@ from torch.fx.node import map_arg
 from lowerdeck.lowered_module.program.constants import constant_inputs
 from lowerdeck.lowered_module.program.copies import rewritten
 from lowerdeck.lowered_module.program.foldable import ASSERTION
-from lowerdeck.lowered_module.program.merged_sizes import equal_sizes, is_like, is_one, shape_of
 from lowerdeck.lowered_module.program.plain_sizes import number_of
+from lowerdeck.lowered_module.program.view_factors import equal_sizes, is_like, is_one, shape_of
 from lowerdeck.torch_base import arguments_of, new_fake, varies
 
 _aten = torch.ops.aten

@@ -74,18 +74,18 @@ def _rewrite(graph: Graph) -> bool:
 
     @cache
     def rewritten_size(expression: Any) -> Any:
-        found = expression.xreplace(replaced)
-        return found if found == expression else rewritten_size(found)
+        result = expression.xreplace(replaced)
+        return result if result == expression else rewritten_size(result)
 
     def plain(number: Any) -> Any:
         if not varies(number):
             return number
-        found = rewritten_size(expression_of(number))
-        if found == expression_of(number):
+        expression = rewritten_size(expression_of(number))
+        if expression == expression_of(number):
             return number
-        if found.is_number:
-            return int(found)
-        return number.node.shape_env.create_symintnode(found, hint=hint_of(number))
+        if expression.is_number:
+            return int(expression)
+        return number.node.shape_env.create_symintnode(expression, hint=hint_of(number))
 
     for node in list(graph.nodes):
         before = node.meta.get("val")

@@ -1,7 +1,7 @@
 """Replace relative-position biases by lookup tables.
 
 T5 and its relatives look up a bias by the bucket of each distance between positions, which a dozen
-operators compute. Distances are bounded because sizes are: one table has the bias of each.
+operators compute. Sizes are bounded, and so are distances: a table stores the bias of each.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from lowerdeck.torch_base import Extent, MemoryMap, size_range, varies
 
 _aten = torch.ops.aten
 _ELEMENTWISE = frozenset({*SAME_NUMBERS, _aten.full_like.default} - {_aten.slice.Tensor})
-"""Operators that compute an element of the same element, and lack the tag for it."""
+"""Elementwise operators that lack ``torch.Tag.pointwise``."""
 _SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
 _INTEGERS = (torch.int64, torch.int32)
 _FEWEST = 3
-"""Calls from which on a table is used."""
+"""Fewest calls that a table replaces."""
 _MOST_BYTES = 1 << 20
-"""Largest table."""
+"""Largest size of a table."""
 
 
 @dataclass(frozen=True, slots=True)

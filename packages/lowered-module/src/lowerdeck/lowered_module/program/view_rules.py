@@ -1,8 +1,8 @@
-"""For each operator: may a view before it that merges dimensions be moved after it, and how.
+"""Rules that commute operators with a preceding view that merges dimensions.
 
-``late_views`` moves such views towards the outputs, since XNNPACK's reshape infers one size only.
-A rule gets the node and its *parts*: for each dimension of its input, the sizes that the view
-merges into it. It returns the call on the unmerged tensor, and the parts of the result.
+``late_views`` moves such views towards the outputs, because XNNPACK's reshape infers one size. A
+rule takes a call and the factors of its merged input (see ``view_factors``). It returns the call
+on the unmerged input, and the factors of the result.
 """
 
 from __future__ import annotations
@@ -13,94 +13,94 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch.fx import Graph, Node
 
-from lowerdeck.lowered_module.program.merged_sizes import (
+from lowerdeck.lowered_module.program.view_factors import (
     SEVERAL,
-    Parts,
+    Factors,
     Sizes,
+    drop_ones,
     equal_sizes,
+    factor_view,
+    flat_dims,
     flat_sizes,
     is_like,
     is_one,
-    merged_sizes,
-    numbered,
-    only_part,
+    only_factor,
     shape_of,
-    whole_parts,
-    without_ones,
+    unmerged_factors,
 )
 from lowerdeck.torch_base import arguments_of, varies
 
 _aten = torch.ops.aten
-Call: TypeAlias = tuple[Any, dict[str, Any], Parts]
-"""The operator, its arguments that differ on the unmerged tensor, and the parts of its result."""
-Rule: TypeAlias = Callable[[Node, Parts], Call | None]
-"""Returns the call on a node's unmerged first argument, or None if it needs the merged one."""
+Call: TypeAlias = tuple[Any, dict[str, Any], Factors]
+"""Operator and changed arguments of a call on unmerged inputs, and the factors of its result."""
+Rule: TypeAlias = Callable[[Node, Factors], Call | None]
+"""Returns the call on the unmerged first argument; None if the call needs the merged one."""
 
 
-def _same(node: Node, parts: Parts) -> Call | None:
+def _keep_dims(node: Node, factors: Factors) -> Call | None:
     is_plain = node.kwargs.get("memory_format") in _PLAIN
-    return (node.target, {}, parts) if is_plain else None
+    return (node.target, {}, factors) if is_plain else None
 
 
 _PLAIN = (None, torch.contiguous_format, torch.preserve_format)
 
 
-def _layer(node: Node, parts: Parts) -> Call | None:
-    if len(parts[-1]) != 1:
+def _linear(node: Node, factors: Factors) -> Call | None:
+    if len(factors[-1]) != 1:
         return None
-    return node.target, {}, (*parts[:-1], (shape_of(node)[-1],))
+    return node.target, {}, (*factors[:-1], (shape_of(node)[-1],))
 
 
-def _layer_norm(node: Node, parts: Parts) -> Call | None:
+def _layer_norm(node: Node, factors: Factors) -> Call | None:
     folded: Any = arguments_of(node)["normalized_shape"]
-    is_whole = all(len(part) == 1 for part in parts[-len(folded) :])
-    return (node.target, {}, parts) if is_whole else None
+    is_whole = all(len(factor) == 1 for factor in factors[-len(folded) :])
+    return (node.target, {}, factors) if is_whole else None
 
 
-def _channels(node: Node, parts: Parts) -> Call | None:
-    return (node.target, {}, parts) if len(parts[0]) == len(parts[1]) == 1 else None
+def _norm_of_channels(node: Node, factors: Factors) -> Call | None:
+    return (node.target, {}, factors) if len(factors[0]) == len(factors[1]) == 1 else None
 
 
-def _along(node: Node, parts: Parts) -> Call | None:
+def _resize_dim(node: Node, factors: Factors) -> Call | None:
     """Rule of operators that change the size of one dimension."""
     shape = shape_of(node)
     axis = int(arguments_of(node).get("dim", -1)) % len(shape)
-    place = only_part(parts[axis])
-    if len(shape) != len(parts) or place is None:
+    place = only_factor(factors[axis])
+    if len(shape) != len(factors) or place is None:
         return None
-    new = tuple(shape[axis] if at == place else size for at, size in enumerate(parts[axis]))
-    dim = sum(map(len, parts[:axis])) + place
-    return node.target, {"dim": dim}, (*parts[:axis], new, *parts[axis + 1 :])
+    new = tuple(shape[axis] if at == place else size for at, size in enumerate(factors[axis]))
+    dim = sum(map(len, factors[:axis])) + place
+    return node.target, {"dim": dim}, (*factors[:axis], new, *factors[axis + 1 :])
 
 
-def _within(node: Node, parts: Parts) -> Call | None:
-    """Rule of operators that compute along one dimension."""
-    axis = int(arguments_of(node)["dim"]) % len(parts)
-    dim = len(flat_sizes(parts[:axis]))
-    return (node.target, {"dim": dim}, parts) if len(parts[axis]) == 1 else None
+def _reduce_along(node: Node, factors: Factors) -> Call | None:
+    """Rule of operators that normalize along one dimension."""
+    axis = int(arguments_of(node)["dim"]) % len(factors)
+    dim = len(flat_sizes(factors[:axis]))
+    return (node.target, {"dim": dim}, factors) if len(factors[axis]) == 1 else None
 
 
-def product_parts(node: Node, parts: Mapping[Any, Parts]) -> Parts | None:
-    """Return the parts of a product, or of attention to keys: those of its first operand's rows.
+def product_factors(node: Node, factors: Mapping[Any, Factors]) -> Factors | None:
+    """Return the factors of a matrix product or attention on unmerged inputs, or None.
 
-    If the second operand has one matrix for each batch element, matrices broadcast over rows.
+    Either the batch or the rows of the first operand may be merged. If it is the batch, the other
+    operands have the same factors.
     """
     first, *others = (source for source in node.args[:3] if isinstance(source, Node))
-    parts = {x: without_ones(parts[x]) for x in (first, *others) if x in parts}
+    factors = {x: drop_ones(factors[x]) for x in (first, *others) if x in factors}
     args = arguments_of(node)
     if node.target is ATTENTION and (varies(shape_of(first)[-1]) or any(map(args.get, _OPTIONS))):
         return None
-    if first not in parts or len(parts[first][-1]) != 1 or len(shape_of(first)) < MATRIX:
+    if first not in factors or len(factors[first][-1]) != 1 or len(shape_of(first)) < MATRIX:
         return None
-    *batch, rows, _ = parts[first]
-    is_split = any(len(part) > 1 for part in batch)
-    # Either the batch or the rows may be merged.
+    *batch, rows, _ = factors[first]
+    is_split = any(len(factor) > 1 for factor in batch)
     if is_split == (len(rows) > 1) or (is_split and node.target is ATTENTION):
         return None
     for other in others:
-        if len(shape_of(other)) != len(parts[first]):
+        if len(shape_of(other)) != len(factors[first]):
             return None
-        own = parts.get(other) if is_split else whole_parts(other)
+        own = factors.get(other) if is_split else unmerged_factors(other)
         if own is None or not all(map(equal_sizes, own[:-2], batch)):
             return None
         if len(own[-1]) != 1 or len(own[-2]) != 1:
@@ -108,33 +108,34 @@ def product_parts(node: Node, parts: Mapping[Any, Parts]) -> Parts | None:
     return (*batch, rows, (shape_of(node)[-1],))
 
 
-def broadcast_parts(node: Node, parts: Mapping[Any, Parts]) -> Parts | None:
-    """Return the parts of an elementwise result: those of an operand of the same shape.
+def broadcast_factors(node: Node, factors: Mapping[Any, Factors]) -> Factors | None:
+    """Return the factors of an elementwise result: those of its operand of the same shape.
 
-    Other operands have the same parts, or size 1 in place of several.
+    None if another operand does not broadcast to the unmerged tensor: it has neither the same
+    factors, nor size 1 where several sizes are merged.
     """
     operands = node.all_input_nodes
-    first = next((one for one in operands if one in parts and is_like(one, node)), None)
+    first = next((x for x in operands if x in factors and is_like(x, node)), None)
     if first is None:
         return None
     for operand in operands:
         if not isinstance(operand.meta["val"], torch.Tensor):
             return None
-        own = parts.get(operand, whole_parts(operand))
-        result = parts[first][len(parts[first]) - len(own) :]
+        own = factors.get(operand, unmerged_factors(operand))
+        result = factors[first][len(factors[first]) - len(own) :]
         if not is_like(operand, node) and not all(map(_is_broadcast, own, result)):
             return None
-    return parts[first]
+    return factors[first]
 
 
-def _is_broadcast(part: Sizes, result: Sizes) -> bool:
-    return equal_sizes(part, result) or len(result) == 1 or all(map(is_one, part))
+def _is_broadcast(factor: Sizes, result: Sizes) -> bool:
+    return equal_sizes(factor, result) or len(result) == 1 or all(map(is_one, factor))
 
 
-def _turned(node: Node, parts: Parts) -> Call | None:
-    order, numbers = order_of(node), numbered(parts)
+def _permute(node: Node, factors: Factors) -> Call | None:
+    order, numbers = order_of(node), flat_dims(factors)
     dims = [dim for axis in order for dim in numbers[axis]]
-    return _aten.permute.default, {"dims": dims}, tuple(parts[axis] for axis in order)
+    return _aten.permute.default, {"dims": dims}, tuple(factors[axis] for axis in order)
 
 
 def order_of(node: Node) -> list[int]:
@@ -155,15 +156,15 @@ BROADCASTS = frozenset(
         *(_aten.maximum.default, _aten.minimum.default),
     }
 )
-"""Operators for which ``broadcast_parts`` is the rule."""
+"""Operators for which ``broadcast_factors`` is the rule."""
 ATTENTION = _aten.scaled_dot_product_attention.default
 PRODUCTS = frozenset({_aten.bmm.default, _aten.matmul.default, ATTENTION})
-"""Operators for which ``product_parts`` is the rule."""
+"""Operators for which ``product_factors`` is the rule."""
 _OPTIONS = ("attn_mask", "dropout_p", "is_causal", "enable_gqa")
 MATRIX = 3
 """Dimensions of a batch of matrices."""
 MOVES = frozenset({_aten.permute.default, _aten.permute_copy.default, _aten.transpose.int})
-"""Operators with rules that only move elements."""
+"""Permutations."""
 RULES: Mapping[Any, Rule] = {
     **dict.fromkeys(
         [
@@ -174,13 +175,13 @@ RULES: Mapping[Any, Rule] = {
             *(_aten.clone.default, _aten.contiguous.default, _aten.alias.default),
             *(_aten.dropout.default, _aten.mul.Scalar, _aten.add.Scalar, _aten.div.Scalar),
         ],
-        _same,
+        _keep_dims,
     ),
-    **dict.fromkeys([_aten.slice.Tensor, _aten.glu.default], _along),
-    **dict.fromkeys([_aten.softmax.int, _aten._softmax.default], _within),
-    **dict.fromkeys(MOVES, _turned),
-    **dict.fromkeys([_aten.batch_norm.default, _aten.group_norm.default], _channels),
-    _aten.linear.default: _layer,
+    **dict.fromkeys([_aten.slice.Tensor, _aten.glu.default], _resize_dim),
+    **dict.fromkeys([_aten.softmax.int, _aten._softmax.default], _reduce_along),
+    **dict.fromkeys(MOVES, _permute),
+    **dict.fromkeys([_aten.batch_norm.default, _aten.group_norm.default], _norm_of_channels),
+    _aten.linear.default: _linear,
     _aten.layer_norm.default: _layer_norm,
 }
 VIEWS = frozenset(
@@ -191,40 +192,40 @@ VIEWS = frozenset(
         *(_aten.squeeze_copy.dim, _aten.squeeze_copy.dims, _aten.unsqueeze_copy.default),
     }
 )
-"""Operators that only give another shape."""
+"""Views with the same order of elements."""
 
 
-def unmerged_sizes(graph: Graph) -> dict[Node, Parts]:
-    """Return the parts of results that may stay unmerged."""
-    found: dict[Node, Parts] = {}
+def find_factors(graph: Graph) -> dict[Node, Factors]:
+    """Return the factors of all results that can stay unmerged."""
+    known: dict[Node, Factors] = {}
     for node in graph.nodes:
-        parts = None
+        factors = None
         if node.target in VIEWS:
             source = node.args[0]
-            before = flat_sizes(found[source]) if source in found else shape_of(source)
-            parts = merged_sizes(before, shape_of(node))
-            if parts is not None and not _spares_views(parts):
-                parts = None
+            before = flat_sizes(known[source]) if source in known else shape_of(source)
+            factors = factor_view(before, shape_of(node))
+            if factors is not None and not _spares_views(factors):
+                factors = None
         elif node.target in PRODUCTS:
-            parts = product_parts(node, found)
+            factors = product_factors(node, known)
         elif node.target in BROADCASTS:
-            parts = broadcast_parts(node, found)
-        elif node.target in RULES and node.args[0] in found:
-            call = RULES[node.target](node, found[cast("Node", node.args[0])])
-            parts = None if call is None else call[2]
-        if parts is not None:
-            found[node] = parts
-    return found
+            factors = broadcast_factors(node, known)
+        elif node.target in RULES and node.args[0] in known:
+            call = RULES[node.target](node, known[cast("Node", node.args[0])])
+            factors = None if call is None else call[2]
+        if factors is not None:
+            known[node] = factors
+    return known
 
 
-def _spares_views(parts: Parts) -> bool:
-    """Return whether unmerged sizes may save views.
+def _spares_views(factors: Factors) -> bool:
+    """Return whether keeping the factors unmerged may make views unnecessary.
 
-    A reshape supports one dynamic size. The batch of a window partition merges three of them;
-    unmerged, they leave too few dimensions for the heads of an attention.
+    Not for the windows of Swin, whose batch merges three dynamic sizes: unmerged, they would leave
+    too few of XNNPACK's six dimensions for the heads of an attention.
     """
-    dynamic = [sum(map(varies, part)) for part in parts if any(map(varies, part))]
-    return sum(dynamic) >= SEVERAL and (dynamic != [_WINDOWS] or len(parts) < MATRIX)
+    dynamic = [sum(map(varies, factor)) for factor in factors if any(map(varies, factor))]
+    return sum(dynamic) >= SEVERAL and (dynamic != [_WINDOWS] or len(factors) < MATRIX)
 
 
 _WINDOWS = 3

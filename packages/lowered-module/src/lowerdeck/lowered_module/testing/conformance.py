@@ -117,8 +117,8 @@ def check_backend(
         True
     """
     report = ConformanceReport()
-    given = default_samples() if samples is None else samples
-    for sample in [_as_sample(value, number) for number, value in enumerate(given)]:
+    samples = default_samples() if samples is None else samples
+    for sample in [_as_sample(value, number) for number, value in enumerate(samples)]:
         _try_sample(report, sample, partitioner, runtimes, tolerance)
     return report
 
@@ -150,7 +150,7 @@ def _try_sample(
     lowered = attempt("the program is lowered and valid", lambda: to_backend(program, partitioner))
     is_alike = _fingerprint(program) == before
     attempt(
-        "the caller's program and weights are left alone",
+        "the caller's program and weights are unchanged",
         lambda: _expect(is_alike, "the program or its weights changed"),
     )
     if lowered is None:
