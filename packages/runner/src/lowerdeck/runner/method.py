@@ -12,10 +12,10 @@ from lowerdeck.runner.delegates import Delegate
 from lowerdeck.runner.errors import ExecutionError, InputError
 from lowerdeck.runner.instructions import run_chains
 from lowerdeck.runner.linking.linking import Linker
+from lowerdeck.runner.lock import NonReentrantLock
 from lowerdeck.runner.memory.overlaps import MemoryPlan
 from lowerdeck.runner.memory.poison import Poison
 from lowerdeck.runner.profile import Profile, Recorder
-from lowerdeck.runner.turn import Turn
 from lowerdeck.runner.values.arena import Arena
 from lowerdeck.runner.values.frame import Frame, Freed
 from lowerdeck.runner.values.inputs import Signature, bind_fixed, bind_input
@@ -41,7 +41,7 @@ class LoadedMethod:
         memory: Whether to check the memory plan, and to poison dead memory.
         debug: Debug maps of instructions.
         custom_kernels: Full names of additionally allowed operators.
-        turn: Lock of the memory shared with other methods.
+        lock: Lock of the memory shared with other methods.
         digest: Returns the method's digest for profiles.
 
     Attributes:
@@ -58,10 +58,10 @@ class LoadedMethod:
         memory: Memory,
         debug: DebugMaps | None,
         custom_kernels: Collection[str] = (),
-        turn: Turn | None = None,
+        lock: NonReentrantLock | None = None,
         digest: Callable[[], str] = str,
     ) -> None:
-        self._turn = turn or Turn()
+        self._lock = lock or NonReentrantLock()
         self._digest = digest
         self.name: str = plan.name
         self.plan = plan
@@ -139,7 +139,7 @@ class LoadedMethod:
             BusyError: A method of this program is running; nothing has run.
             ExecutionError: An instruction failed.
         """
-        with self._turn:
+        with self._lock:
             with torch.inference_mode():
                 self._set_inputs(inputs)
                 observer = None if self._poison is None else self._poison.run
@@ -167,7 +167,7 @@ class LoadedMethod:
         recorder = Recorder(
             self._chains, self._frame, self._sources, self._poison, keep_values=values
         )
-        with self._turn:
+        with self._lock:
             with torch.inference_mode():
                 self._set_inputs(inputs)
                 run_chains(self._chains, self.name, MAX_INSTRUCTIONS, recorder)

@@ -12,9 +12,9 @@ from typing import Any
 from lowerdeck.runner.debug_info import DebugMaps
 from lowerdeck.runner.delegates import BackendRuntime, Delegate, find_runtime
 from lowerdeck.runner.errors import MemoryPlanError, MissingKernelError, ProgramError
+from lowerdeck.runner.lock import NonReentrantLock
 from lowerdeck.runner.method import LoadedMethod, Memory
 from lowerdeck.runner.shared_state import check_offsets, state_memories
-from lowerdeck.runner.turn import Turn
 from lowerdeck.runner.values.arena import Arena
 from lowerdeck.runner.values.sources import ExternalTensor, ProgramData, as_view, make_tensor
 from lowerdeck.runner.values.tensors import read_spec
@@ -66,7 +66,7 @@ class LoadedProgram:
         self._custom_kernels = custom_kernels
         self._memory = memory
         self._external = external
-        self._turn = Turn()
+        self._lock = NonReentrantLock()
         self._debug = debug
         self._program = program
         self._source = ProgramData(program, external)
@@ -103,7 +103,7 @@ class LoadedProgram:
         loaded = self._loaded.get(name)
         if loaded is not None:
             return loaded
-        with self._turn:
+        with self._lock:
             return self._loaded.setdefault(name, self._load(self._plans[name]))
 
     def run(self, name: str, *inputs: Any, profile: bool = False, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ class LoadedProgram:
         Raises:
             BusyError: A method of this program is running.
         """
-        with self._turn:
+        with self._lock:
             self._loaded.clear()
             self._shared.clear()
 
@@ -167,7 +167,7 @@ class LoadedProgram:
                     memory=self._memory,
                     debug=self._debug,
                     custom_kernels=self._custom_kernels,
-                    turn=self._turn,
+                    lock=self._lock,
                     digest=functools.cache(functools.partial(method_digest, self._program, plan)),
                 )
         except (MemoryPlanError, MissingKernelError):

@@ -19,7 +19,7 @@ _GROUPS = {
 class BackendsCommand:
     """List the installed backends."""
 
-    help = "list installed backends and what they support"
+    help = "list installed backends and their operators"
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command."""

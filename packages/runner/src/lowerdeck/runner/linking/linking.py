@@ -69,7 +69,7 @@ class Linker:
             item.op_index for code in self._code for item in code if isinstance(item, KernelCall)
         }
         if any(not 0 <= index < len(operators) for index in used):
-            raise ProgramError(f"an instruction calls operator {max(used)} of {len(operators)}")
+            raise ProgramError(f"found operator {max(used)}, the method has {len(operators)}")
         custom = self._custom_kernels
         kernels = [find_kernel(item.name, item.overload, custom) for item in operators]
         missing = sorted({operators[index].full_name for index in used if kernels[index] is None})

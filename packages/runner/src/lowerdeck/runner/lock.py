@@ -1,4 +1,4 @@
-"""Non-reentrant lock: the methods of a program share memory."""
+"""Non-reentrant lock of a program, whose methods share memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import TracebackType
 from lowerdeck.runner.errors import BusyError
 
 
-class Turn:
-    """Lock held while a method is loaded or runs, or state is reset.
+class NonReentrantLock:
+    """Lock that raises an error instead of waiting while it is held.
 
-    A concurrent call is rejected, not queued: results with state would depend on thread order, and
-    a delegate that calls its own program would deadlock.
+    It is held while a method is loaded or runs, and while state is reset. Queued calls would make
+    results with state depend on thread order, and deadlock a delegate that calls its own program.
     """
 
     def __init__(self) -> None:
