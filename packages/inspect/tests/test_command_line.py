@@ -57,7 +57,9 @@ def test_inspect_counts_shared_bytes_once(model: Path, shell: Any) -> None:
     made = _program(weight=bytes(range(200)))
     made.named_data.append(pte.NamedData("tied", bytes(range(200))))
     pte.write_pte(made, model)
-    rows = shell("inspect", model).out.partition("what fills the file\n")[2].splitlines()
+    rows = (
+        shell("inspect", model).out.partition("sizes of the parts of the file\n")[2].splitlines()
+    )
     assert sum(float(row.split()[2]) for row in rows) == pytest.approx(100, abs=0.3)
     assert any("named blobs (2), 200 B shared" in row for row in rows)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowerdeck.inspect.report.aliases import Memory, Write
-from lowerdeck.inspect.report.lifetimes import Block, planned_blocks
+from lowerdeck.inspect.report.lifetimes import LiveRange, live_ranges
 from lowerdeck.serializer import (
     Bool,
     DelegateCall,
@@ -32,10 +32,8 @@ def blocks(
     steps: Sequence[InstructionArguments],
     inputs: tuple[int, ...] = (),
     outputs: tuple[int, ...] = (),
-) -> list[Block]:
-    return planned_blocks(
-        program(values, *steps, inputs=inputs, outputs=outputs).execution_plan[0]
-    )
+) -> list[LiveRange]:
+    return live_ranges(program(values, *steps, inputs=inputs, outputs=outputs).execution_plan[0])
 
 
 def spans(
@@ -45,7 +43,7 @@ def spans(
     outputs: tuple[int, ...] = (),
 ) -> dict[int, tuple[int, int]]:
     found = blocks(values, steps, inputs, outputs)
-    return {block.value: (block.born, block.dies) for block in found}
+    return {block.value: (block.start, block.end) for block in found}
 
 
 def call(*args: int, out: int) -> KernelCall:

@@ -42,7 +42,7 @@ COMMANDS = {
     "inspect": ("lowerdeck-inspect", "show what a .pte or .ptd file contains"),
     "verify": ("lowerdeck-inspect", "check whether a file is safe to run"),
     "run": ("lowerdeck-runner", "run a .pte file and show its outputs and timings"),
-    "backends": ("lowerdeck-runner", "list installed backends and what each can do"),
+    "backends": ("lowerdeck-runner", "list installed backends and their operators"),
     "diff": ("lowerdeck-inspect", "compare two .pte files"),
     "extract": ("lowerdeck-inspect", "write delegates and constants of a file to a folder"),
     "ops": ("lowerdeck-inspect", "list the operators that a .pte file calls"),

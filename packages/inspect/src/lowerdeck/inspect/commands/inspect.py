@@ -155,7 +155,7 @@ def summary_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
         yield "delegates"
         yield from _cut([_delegate_text(entry) for entry in summary["delegates"]])
     yield ""
-    yield "what fills the file"
+    yield "sizes of the parts of the file"
     yield from _section_lines(summary)
 
 

@@ -147,7 +147,7 @@ _OWN = "the application's own"
 
 
 def libraries_of(operators: Iterable[str]) -> dict[str, list[str]]:
-    """Return the libraries that operators need beside the runtime, with their operators.
+    """Return the libraries that operators need in addition to the runtime, with their operators.
 
     Args:
         operators: Names such as ``"aten::add.out"``.

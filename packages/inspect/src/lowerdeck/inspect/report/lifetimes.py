@@ -1,4 +1,4 @@
-"""Lifetimes and offsets of the planned tensors of a method."""
+"""Liveness of the tensors in planned memory: offsets, and first and last use."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ from lowerdeck.serializer import (
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """One tensor in planned memory: a rectangle of bytes and instructions.
+class LiveRange:
+    """A tensor in planned memory, and the range of instructions in which it is live.
 
     Attributes:
         value: Index of the tensor among the values of the method.
-        offset: First byte within that memory.
+        memory_id: The planned memory.
+        offset: Offset of the tensor in that memory, in bytes.
         nbytes: Size in bytes; for a dynamic shape its upper bound.
-        born: First instruction that uses it, or that wrote the bytes of a view; 0 for inputs and
-            state.
-        dies: Last instruction that uses it; the method's last for outputs and state.
-        sources: For views that no instruction creates: the tensors that wrote their bytes.
+        start: Index of the first instruction that uses the tensor, or that wrote the bytes of a
+            view; 0 for inputs and state.
+        end: Index of the last instruction that uses it; the method's last for outputs and state.
+        sources: For a view that no instruction creates, the tensors that wrote its bytes.
     """
 
     value: int
     memory_id: int
     offset: int
     nbytes: int
-    born: int
-    dies: int
+    start: int
+    end: int
     sources: tuple[int, ...] = ()
 
 
@@ -85,29 +86,29 @@ def callee(plan: ExecutionPlan, step: InstructionArguments) -> str | None:
     return None
 
 
-def planned_blocks(plan: ExecutionPlan) -> list[Block]:
-    """Return a rectangle for each tensor of ``plan`` in planned memory.
+def live_ranges(plan: ExecutionPlan) -> list[LiveRange]:
+    """Return the live range of each tensor of ``plan`` in planned memory.
 
-    A lifetime spans the first to the last instruction that uses the tensor, directly or through a
-    list or a moved handle; that of a view starts when its bytes are written. A tensor that is live
-    when a loop starts stays live until the loop ends. Tensors with a name or an initial value are
-    state and are live during the whole method.
+    A live range spans the first to the last instruction that uses the tensor, directly or through
+    a list or a moved handle; that of a view starts when its bytes are written. A tensor that is
+    live when a loop starts stays live until the loop ends. Tensors with a name or an initial value
+    are state, which is live during the whole method.
 
     Returns:
-        The rectangles in order of value index; unused tensors have none.
+        The ranges in order of value index; unused tensors have none.
     """
     uses = _Uses(plan)
     return [
-        Block(
+        LiveRange(
             index,
             tensor.allocation_info.memory_id,
             tensor.allocation_info.memory_offset,
             tensor.nbytes,
-            born,
-            max(born, dies),
+            start,
+            max(start, end),
             uses.sources.get(index, ()),
         )
-        for index, tensor, (born, dies) in uses.spans()
+        for index, tensor, (start, end) in uses.spans()
         if tensor.allocation_info is not None
     ]
 
@@ -161,7 +162,7 @@ class _Uses:
         self._spread_loops(_merged(loops))
 
     def spans(self) -> Iterator[tuple[int, Tensor, tuple[int, int]]]:
-        """Yield index, tensor and lifetime of every tensor that is used or is state."""
+        """Yield index, tensor, and first and last use of every tensor that is used or is state."""
         for index, evalue in enumerate(self._plan.values):
             if not isinstance(evalue.val, Tensor):
                 continue

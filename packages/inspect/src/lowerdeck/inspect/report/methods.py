@@ -9,7 +9,7 @@ from typing import Any
 from lowerdeck.inspect.report.aliases import list_members, result_count
 from lowerdeck.inspect.report.delegates import DelegateEntries
 from lowerdeck.inspect.report.embed import Interned, clip, number
-from lowerdeck.inspect.report.lifetimes import columns_of, planned_blocks, steps
+from lowerdeck.inspect.report.lifetimes import columns_of, live_ranges, steps
 from lowerdeck.inspect.report.trace import Watched, watched_entry
 from lowerdeck.inspect.report.values import values_table
 from lowerdeck.serializer import (
@@ -131,15 +131,15 @@ def _delegates(plan: ExecutionPlan, entries: DelegateEntries) -> list[dict[str, 
 
 
 def _arenas(plan: ExecutionPlan) -> list[dict[str, Any]]:
-    """Return each planned memory with a rectangle per value.
+    """Return each planned memory with the live ranges of its tensors.
 
-    A rectangle is value, offset, bytes, first and last instruction, and sources.
+    A live range is value, offset, bytes, first and last instruction, and sources.
     """
     blocks: dict[int, list[list[Any]]] = {}
-    for block in planned_blocks(plan):
-        place = [block.value, number(block.offset), number(block.nbytes), block.born, block.dies]
-        blocks.setdefault(block.memory_id, []).append(
-            [*place, *([block.sources] * bool(block.sources))]
+    for live in live_ranges(plan):
+        block = [live.value, number(live.offset), number(live.nbytes), live.start, live.end]
+        blocks.setdefault(live.memory_id, []).append(
+            [*block, *([live.sources] * bool(live.sources))]
         )
     devices = {
         device.buffer_idx: f"{device.device_type.name} {device.device_index}"
