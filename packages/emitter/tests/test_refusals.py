@@ -211,7 +211,7 @@ def test_wrong_arguments_are_refused(given: Callable[[], Any], config: Any, mess
 
 def test_a_program_in_the_edge_dialect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.export.ExportedProgram, "dialect", "EDGE")
-    with pytest.raises(EmitterError, match=r"Edge dialect.*leave out to_edge"):
+    with pytest.raises(EmitterError, match=r"Edge dialect.*omit to_edge"):
         emit(_program())
 
 

@@ -226,6 +226,6 @@ def _check_names(programs: Mapping[str, ExportedProgram], settings: EmitConfig) 
             )
         if exported.dialect == "EDGE":
             raise EmitterError(
-                f"method {name!r}: found a program in ExecuTorch's Edge dialect, expected what "
-                "torch.export.export gives: leave out to_edge"
+                f"method {name!r}: found a program in ExecuTorch's Edge dialect, expected the "
+                "result of torch.export.export: omit to_edge"
             )

@@ -25,8 +25,8 @@ def average_pool(
 
     Args:
         self: The volume, shape (..., depth, height, width).
-        kernel_size: Size of a window.
-        stride: Distance of the windows; their size when empty.
+        kernel_size: Size of a window along each dimension.
+        stride: Stride of the windows; the kernel size if empty.
         padding: Zeros around the volume.
         ceil_mode: Whether windows may extend beyond the end.
         count_include_pad: Whether padding is counted.
@@ -77,10 +77,10 @@ def max_pool(
 
     Args:
         self: The volume, shape (..., depth, height, width).
-        kernel_size: Size of a window.
-        stride: Distance of the windows; their size when empty.
-        padding: How far windows extend beyond the edges.
-        dilation: Distance of the elements of a window.
+        kernel_size: Size of a window along each dimension.
+        stride: Stride of the windows; the kernel size if empty.
+        padding: Number of elements by which windows extend beyond the edges.
+        dilation: Distance between the elements of a window.
         ceil_mode: Whether windows may extend beyond the end.
     """
     amounts = (kernel_size, stride or kernel_size, padding, dilation)

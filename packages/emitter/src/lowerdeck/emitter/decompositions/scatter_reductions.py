@@ -48,7 +48,7 @@ def scatter_reduce(
         return _added(self, dim, index, src, reduce == "mean", include_self)
     if reduce == "prod" or self.dtype == torch.bool:
         return NotImplemented
-    # Scattered in order, the element to keep is written last. NaN comes last, too.
+    # Elements are scattered in sorted order, so that the one to keep is written last; NaN is last.
     negate = reduce == "amin" and src.is_floating_point()
     size, largest = src.size(dim), reduce == "amin" and not negate
     values, order = torch.topk(-src if negate else src, size, dim, largest, True)

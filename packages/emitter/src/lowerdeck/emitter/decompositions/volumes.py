@@ -1,4 +1,9 @@
-"""Decompose 3-D convolutions into 2-D convolutions."""
+"""Decompose 3-D convolutions into 2-D convolutions.
+
+The kernel has ``taps`` slices along the depth. A convolution stacks the ``taps`` slices of each
+window along the channels: one image for each depth of the result. A transposed convolution
+computes ``taps`` images for each input slice and adds them at the depths where they overlap.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +29,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Any:
-    """Return a 3-D convolution as a 2-D one whose channels include the depth.
+    """Return a 3-D convolution, computed by a 2-D one.
 
     Args:
         input: The volume, shape (batch, channels, depth, height, width).
@@ -39,10 +44,10 @@ def convolution(
     """
     if input.dim() != 5:
         return NotImplemented
-    whole = (stride, padding, dilation, output_padding)
-    along, across = zip(*(_parted(item) for item in whole), strict=True)
-    compute = _transposed if transposed else _plain
-    return compute(input, weight, bias, along, across, groups)
+    settings = (stride, padding, dilation, output_padding)
+    in_depth, in_plane = zip(*map(_split_setting, settings), strict=True)
+    compute = _convolve_transposed if transposed else _convolve
+    return compute(input, weight, bias, in_depth, in_plane, groups)
 
 
 def conv3d(
@@ -54,65 +59,70 @@ def conv3d(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Any:
-    """Return a 3-D convolution as a 2-D one, in the layout that later calls were recorded with."""
+    """Return ``convolution`` in contiguous layout, with which later calls were traced."""
     result = convolution(input, weight, bias, stride, padding, dilation, False, (0,), groups)
     return (
         result if result is NotImplemented else result.clone(memory_format=torch.contiguous_format)
     )
 
 
-def _plain(
+def _convolve(
     volume: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    along: Sequence[int],
-    across: Sequence[Sequence[int]],
+    in_depth: Sequence[int],
+    in_plane: Sequence[Sequence[int]],
     groups: int,
 ) -> torch.Tensor:
-    """Return a convolution as a 2-D one, with all frames that a result needs as channels."""
-    (stride, padding, dilation, _), taps = along, weight.size(2)
-    frames = volume.transpose(1, 2)
+    """Return a convolution: a 2-D one of images with ``channels * taps`` channels.
+
+    Args:
+        in_depth: Stride, padding, dilation and output padding along the depth.
+        in_plane: The same along height and width.
+    """
+    (stride, padding, dilation, _), taps = in_depth, weight.size(2)
+    slices = volume.transpose(1, 2)
     if padding:
-        frames = F.pad(frames, (0, 0) * 3 + (padding, padding))
-    depth = (frames.size(1) - dilation * (taps - 1) - 1) // stride + 1
+        slices = F.pad(slices, (0, 0) * 3 + (padding, padding))
+    depth = (slices.size(1) - dilation * (taps - 1) - 1) // stride + 1
     if taps == stride and dilation == groups == 1:
-        # Patches of a video: their frames follow each other in memory.
-        depth = frames.size(1) // taps
-        # With dynamic sizes, only a copy is a view for every length.
-        frames = _ATEN.slice.Tensor(frames, 1, 0, depth * taps)
-        images = frames.clone(memory_format=torch.contiguous_format)
+        # Windows that do not overlap, such as patches of a video: their slices are adjacent.
+        depth = slices.size(1) // taps
+        # With dynamic sizes, only a copy can be reshaped for every length.
+        slices = _ATEN.slice.Tensor(slices, 1, 0, depth * taps)
+        images = slices.clone(memory_format=torch.contiguous_format)
         weight = weight.transpose(1, 2)
     else:
         ends = [tap * dilation + (depth - 1) * stride + 1 for tap in range(taps)]
-        parts = [frames[:, tap * dilation : ends[tap] : stride] for tap in range(taps)]
+        parts = [slices[:, tap * dilation : ends[tap] : stride] for tap in range(taps)]
         # Channel c of the volume becomes the channels c * taps to c * taps + taps - 1 of an
-        # image, the order in which the weight is stored already.
+        # image: the order in which the weight is stored.
         images = torch.stack(parts, 3) if taps > 1 else parts[0]
     batch, (height, width) = volume.size(0), volume.shape[3:]
     images = images.reshape(-1, volume.size(1) * taps, height, width)
     kernel = weight.reshape(weight.size(0), -1, *weight.shape[3:])
     convolved: torch.Tensor = _ATEN.convolution.default(
-        images, kernel, bias, across[0], across[1], across[2], False, [0, 0], groups
+        images, kernel, bias, *in_plane[:3], False, [0, 0], groups
     )
     pixels = convolved.permute(0, 2, 3, 1)
     return pixels.reshape(batch, depth, *pixels.shape[1:]).permute(0, 4, 1, 2, 3)
 
 
-def _transposed(
+def _convolve_transposed(
     volume: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    along: Sequence[int],
-    across: Sequence[Sequence[int]],
+    in_depth: Sequence[int],
+    in_plane: Sequence[Sequence[int]],
     groups: int,
 ) -> torch.Tensor:
-    """Return a transposed convolution as a 2-D one; add its results, which overlap in depth."""
-    (stride, padding, dilation, output_padding), taps = along, weight.size(2)
+    """Return a transposed convolution: a 2-D one of each slice, summed along the depth."""
+    (stride, padding, dilation, output_padding), taps = in_depth, weight.size(2)
     batch, channels, depth, height, width = volume.shape
     images = volume.transpose(1, 2).reshape(batch * depth, channels, height, width)
     kernel = weight.reshape(channels, weight.size(1) * taps, *weight.shape[3:])
     convolved = _ATEN.convolution.default(
-        images, kernel, None, across[0], across[1], across[2], True, across[3], groups
+        images, kernel, None, *in_plane[:3], True, in_plane[3], groups
     )
     outputs, (high, wide) = weight.size(1) * groups, convolved.shape[2:]
     convolved = convolved.reshape(batch, depth, outputs, taps, high, wide)
@@ -121,7 +131,7 @@ def _transposed(
     for tap in range(taps):
         part = convolved[:, :, :, tap]
         if stride > 1:
-            # Zeros between the frames, none after the last one.
+            # Insert stride - 1 slices of zeros between the slices.
             spread = F.pad(part.unsqueeze(2), (0, 0) * 3 + (0, stride - 1))
             part = spread.reshape(batch, depth * stride, outputs, high, wide)
             part = part[:, : (depth - 1) * stride + 1]
@@ -134,8 +144,8 @@ def _transposed(
     return result if bias is None else result + bias.reshape(-1, 1, 1, 1)
 
 
-def _parted(amounts: Sequence[int]) -> tuple[int, list[int]]:
-    """Split per-dimension settings into that of the depth and those of height and width."""
+def _split_setting(amounts: Sequence[int]) -> tuple[int, list[int]]:
+    """Return a setting for the depth, and for height and width."""
     three = list(amounts) * 3 if len(amounts) == 1 else list(amounts)
     return three[0], three[1:]
 

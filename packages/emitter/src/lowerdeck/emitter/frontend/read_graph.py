@@ -168,8 +168,8 @@ class _Reader:
                 self._make_state(value, view)
             return value
         raise UnsupportedError(
-            f"method {self._name!r}: input {node.name!r} is a {spec.kind.name}, which a program "
-            "cannot hold: remove the effect or the custom object from the model"
+            f"method {self._name!r}: input {node.name!r} is a {spec.kind.name}, which the "
+            "file format cannot represent: remove the effect or the custom object from the model"
         )
 
     def _make_state(self, value: TensorValue, view: StateView) -> None:
