@@ -12,11 +12,11 @@ import torch
 from emitter_running import check as check_program  # type: ignore[import-not-found]
 
 from lowerdeck.decompose import decompose
-from lowerdeck.emitter.decompositions.batch_norms import BATCH_NORMS
 from lowerdeck.emitter.decompositions.dynamic_quantization import DYNAMIC_QUANTIZATION
 from lowerdeck.emitter.decompositions.experts import expert_rules, grouped_product
 from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.integers import INTEGERS
+from lowerdeck.emitter.decompositions.norms import BATCH_NORMS
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.quantization import _quantize, _quantize_channels

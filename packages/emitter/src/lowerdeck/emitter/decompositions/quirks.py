@@ -234,9 +234,6 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     **{
         target: _unless_float64(target)
         for target in (
-            _ATEN.native_layer_norm.default,
-            _ATEN.native_group_norm.default,
-            _ATEN._native_batch_norm_legit.no_stats,
             _ATEN._adaptive_avg_pool2d.default,
             _ATEN.upsample_bilinear2d.vec,
         )

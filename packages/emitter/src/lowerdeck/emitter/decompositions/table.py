@@ -15,12 +15,12 @@ from lowerdeck.emitter._torch_private import reference_decomposition
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
-from lowerdeck.emitter.decompositions.batch_norms import BATCH_NORMS
 from lowerdeck.emitter.decompositions.complex_numbers import COMPLEX_NUMBERS
 from lowerdeck.emitter.decompositions.experts import expert_rules
 from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.integers import INTEGERS
 from lowerdeck.emitter.decompositions.layouts import keeping_layouts
+from lowerdeck.emitter.decompositions.norms import BATCH_NORMS, NORMS
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
 from lowerdeck.emitter.decompositions.quantization import quantization_rules
@@ -28,6 +28,7 @@ from lowerdeck.emitter.decompositions.quirks import QUIRKS, RANGES
 from lowerdeck.emitter.decompositions.random_numbers import RANDOM_NUMBERS
 from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
+from lowerdeck.emitter.decompositions.sums import HALF_SUMS, SUMS
 from lowerdeck.emitter.decompositions.volumes import VOLUMES, conv3d
 from lowerdeck.emitter.errors import DecompositionError, EmitterError, UnsupportedError
 from lowerdeck.emitter.frontend.provenance import Provenance
@@ -95,7 +96,7 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
     **INTEGERS,
     **RANDOM_NUMBERS,
     **ANTIALIASING,
-    **BATCH_NORMS,
+    **NORMS,
 }
 
 
@@ -141,10 +142,8 @@ def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> De
         if find_kernel(target, settings.table)[0] is None
     }
     special = {**_RULES, **quantized, **expert_rules()}
-    for target, rule in BATCH_NORMS.items():
-        special[target] = _first_of(rule, rules[target])
-    if complex_numbers:
-        for target, rule in COMPLEX_NUMBERS.items():
+    for table in (BATCH_NORMS, SUMS, HALF_SUMS, COMPLEX_NUMBERS if complex_numbers else {}):
+        for target, rule in table.items():
             other = special.get(target, rules.get(target))
             special[target] = rule if other is None else _first_of(rule, other)
     composites: dict[Any, Callable[..., Any]] = {}

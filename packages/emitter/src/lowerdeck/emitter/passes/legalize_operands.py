@@ -143,6 +143,23 @@ def _copy_zero_dim(call: Call, _before: list[Operation]) -> list[Operation] | No
     return [cast(source, out, call.origin)]
 
 
+def _sum_after_product(call: Call, before: list[Operation]) -> list[Operation] | None:
+    """Multiply half precision first: ``mm`` accumulates in float32, ``addmm`` does not."""
+    bias, left, right, beta, alpha = call.args
+    out: Any = call.outs[0]
+    if out.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    product = out.like(f"{out.name}.product")
+    if beta != 1:
+        scaled = bias.like(f"{bias.name}.scaled")
+        before.append(Call(_ATEN.mul.Scalar, [bias, beta], [scaled], None))
+        bias = scaled
+    return [
+        Call(_ATEN.mm.default, [left, right], [product], None),
+        Call(_ATEN.add.Tensor, [bias, product, alpha], [out], call.origin),
+    ]
+
+
 def _linear(call: Call, before: list[Operation]) -> list[Operation] | None:
     """Give a vector a second dimension: the kernel requires at least two."""
     source, weight, out = call.args[0], call.args[1], call.outs[0]
@@ -212,6 +229,7 @@ _RULES: dict[Any, Rule] = {
     _ATEN.add.Scalar: _cast_before_scalar,
     _ATEN.sub.Scalar: _cast_before_scalar,
     _ATEN.rsub.Scalar: _cast_before_scalar,
+    _ATEN.addmm.default: _sum_after_product,
     _ATEN.sum.dim_IntList: _copy_zero_dim,
     _ATEN.cumsum.default: _copy_zero_dim,
     _ATEN._local_scalar_dense.default: _cast_before_item,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.ir.graph import Method
-from lowerdeck.emitter.passes.center_norms import center_norms
 from lowerdeck.emitter.passes.compose_linears import compose_linears
 from lowerdeck.emitter.passes.compute_numbers import compute_numbers
 from lowerdeck.emitter.passes.drop_dead_code import drop_dead_code
@@ -18,7 +17,6 @@ from lowerdeck.emitter.passes.legalize_operands import legalize_operands
 from lowerdeck.emitter.passes.remove_copies import remove_copies
 from lowerdeck.emitter.passes.select_kernels import select_kernels
 from lowerdeck.emitter.passes.share_views import share_views
-from lowerdeck.emitter.passes.widen_sums import widen_sums
 
 
 def run_passes(
@@ -43,8 +41,6 @@ def run_passes(
     group_products(method)
     drop_dead_code(method)
     legalize_operands(method, config.table)
-    widen_sums(method)
-    center_norms(method, config.table)
     legalize_layouts(method, config.table)
     remove_copies(method)
     share_views(method)

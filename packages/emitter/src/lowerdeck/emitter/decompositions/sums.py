@@ -1,0 +1,148 @@
+"""Sums whose kernels lose digits.
+
+Measured in the runtime 1.4.1. Some kernels accumulate half precision in half precision, where
+2,048 + 1 is 2,048. A mean, a variance and a sum over several dimensions of float32 are accumulated
+sequentially: for 8,192 numbers the error is 14 units in the last place, where eager has 0.2. The
+sum over one dimension is computed in blocks: that is exact and 1 to 4 times as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from lowerdeck.torch_base import OpOverload, pytree
+
+_ATEN = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
+# Up to this count sequential accumulation has an error of at most 4 units in the last place.
+_FEW = 512
+
+
+def in_float32(target: OpOverload) -> Callable[..., Any]:
+    """Return a rule that computes in float32 what the kernel accumulates in half precision.
+
+    Args:
+        target: The operator of the rule.
+    """
+
+    def rule(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.dtype not in HALF:
+            return NotImplemented
+        wide = [_cast(value, HALF, torch.float32) for value in (self, *args)]
+        results = target(*wide, **kwargs)
+        return pytree.tree_map(lambda value: _cast(value, (torch.float32,), self.dtype), results)
+
+    return rule
+
+
+def _cast(value: Any, sources: Sequence[torch.dtype], dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.dtype in sources else value
+
+
+def cumulative_sum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """Return ``cumsum``, computed in float64: eager, too, adds in a wider dtype."""
+    result = self.dtype if dtype is None else dtype
+    if self.dim() == 0 or not result.is_floating_point or result == torch.float64:
+        return NotImplemented
+    return torch.cumsum(self, dim, dtype=torch.float64).to(result)
+
+
+def total(
+    self: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Return ``sum``, of one dimension after the other."""
+    dims = _positions(dim, self.dim())
+    if not _is_float32(self, dtype) or len(dims) == 1:
+        return NotImplemented
+    for position in reversed(dims):
+        self = torch.sum(self, [position], keepdim)
+    return self
+
+
+def mean(
+    self: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Return ``mean``, computed from the sum; of few numbers one dimension after the other."""
+    dims = _positions(dim, self.dim())
+    count = _count(self, dims)
+    if not _is_float32(self, dtype):
+        return NotImplemented
+    if count is not None and count > _FEW:
+        return torch.sum(self, dims, keepdim) / count
+    if len(dims) == 1:
+        return NotImplemented
+    for position in reversed(dims):
+        self = torch.mean(self, [position], keepdim)
+    return self
+
+
+def variance_and_mean(
+    self: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Any:
+    """Return ``var_mean``, computed from sums.
+
+    Args:
+        correction: Subtracted from the number of elements; 1 when None or True.
+    """
+    dims = _positions(dim, self.dim())
+    count = _count(self, dims) or 0
+    divisor = count - (1 if correction is None else correction)
+    if not _is_float32(self, None) or not count or divisor <= 0:
+        return NotImplemented
+    means = torch.sum(self, dims, True) / count
+    centered = self - means
+    variance = torch.sum(centered * centered, dims, keepdim) / divisor
+    return variance, torch.sum(self, dims, keepdim) / count
+
+
+def _variance(*args: Any, **kwargs: Any) -> Any:
+    result = variance_and_mean(*args, **kwargs)
+    return result if result is NotImplemented else result[0]
+
+
+def _is_float32(source: torch.Tensor, dtype: torch.dtype | None) -> bool:
+    return source.dim() > 0 and {source.dtype, dtype or source.dtype} == {torch.float32}
+
+
+def _count(source: torch.Tensor, dims: Sequence[int]) -> int | None:
+    """Return the number of elements reduced to one, None if it is dynamic."""
+    sizes = [source.shape[dim] for dim in dims]
+    return prod(sizes) if all(isinstance(size, int) for size in sizes) else None
+
+
+def _positions(dims: Sequence[int] | None, rank: int) -> list[int]:
+    """Return reduced dimensions in ascending order, all if none is given."""
+    return sorted({dim % rank for dim in dims}) if dims and rank else list(range(rank))
+
+
+HALF_SUMS: dict[OpOverload, Callable[..., Any]] = {
+    target: in_float32(target)
+    for target in (
+        *(_ATEN.convolution.default, _ATEN.avg_pool2d.default, _ATEN.scatter_add.default),
+        *(_ATEN.var.dim, _ATEN.var.correction, _ATEN.var_mean.correction),
+    )
+}
+SUMS: dict[OpOverload, Callable[..., Any]] = {
+    _ATEN.cumsum.default: cumulative_sum,
+    _ATEN.sum.dim_IntList: total,
+    _ATEN.mean.dim: mean,
+    _ATEN.mean.default: mean,
+    _ATEN.var.dim: _variance,
+    _ATEN.var.correction: _variance,
+    _ATEN.var_mean.correction: variance_and_mean,
+}
