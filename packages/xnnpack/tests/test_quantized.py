@@ -76,7 +76,7 @@ def test_summaries_say_which_weights_no_observer_saw() -> None:
         net = Function(lambda x, w: OUT(F.linear(IN(x), w())), weight)
         partitioner = XnnpackPartitioner()
         summary = delegation_summary(lower(net, (torch.randn(3, 16),), partitioner))
-        found = [one for one in summary.remarks if one.heading == "quantised without a look"]
+        found = [one for one in summary.remarks if one.heading == "scales without observation"]
         assert len(found) == (scale == 1)
         assert all("call what prepare_pt2e returned" in one.why for one in found)
 

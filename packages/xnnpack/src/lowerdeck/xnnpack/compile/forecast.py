@@ -23,7 +23,7 @@ from lowerdeck.xnnpack.operators.storage import storage_of
 from lowerdeck.xnnpack.operators.table import entry_of
 from lowerdeck.xnnpack.payload import FLOAT
 
-UNSEEN = "quantised without a look"
+UNSEEN = "scales without observation"
 
 
 def unseen_weights(nodes: Sequence[Node], constants: Collection[str]) -> dict[str, str]:

@@ -54,14 +54,14 @@ def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 def symbols_refusal(shape: Sequence[Dim]) -> str | None:
-    """Return why a reshape, which infers one size at most, cannot produce these, or None."""
+    """Return why a reshape, which infers at most one size, cannot produce sizes, or None."""
     if sum(not is_fixed(size) for size in shape) > 1:
-        return "more than one symbolic size, which a reshape cannot carry"
+        return "it has several symbolic sizes, of which a reshape infers only one"
     return None
 
 
 def broadcast(left: Sequence[Dim], right: Sequence[Dim]) -> tuple[Dim, ...]:
-    """Return broadcast sizes; None if a symbolic size is broadcast against a size other than 1."""
+    """Return the sizes of a broadcast, assuming that sizes other than 1 are equal."""
     rank = max(len(left), len(right))
     wide = [(*(1,) * (rank - len(shape)), *shape) for shape in (left, right)]
     return tuple(b if is_one(a) else a for a, b in zip(*wide, strict=True))

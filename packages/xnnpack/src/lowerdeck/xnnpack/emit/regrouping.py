@@ -37,9 +37,9 @@ def reshape_refusal(before: Sequence[Dim], after: Sequence[Dim]) -> str | None:
         return None
     plan = _plan(before, after)
     if plan is None:
-        return "more than one symbolic size, which a reshape cannot carry"
+        return "it has several symbolic sizes, of which a reshape infers only one"
     if len(before) + plan.added > XnnGraph.MAX_RANK or plan.pieces > _MOST_PIECES:
-        return "more than one symbolic size, and too many pieces for slices to reshape them"
+        return "it has several symbolic sizes, and too many slices to reshape"
     return None
 
 

@@ -140,7 +140,7 @@ def _image(emission: Emission, call: Call, settings: Convolution) -> Tracked:
 def _depth_as_channels(
     emission: Emission, tracked: Tracked, settings: Convolution, results: int
 ) -> Tracked:
-    """Return one image per result in depth, whose channels are the slices of its window."""
+    """Return an image for each depth of the result: the slices of its window as channels."""
     batch, channels, depth, height, width = tracked.shape
     kernel, stride, padding, _, dilation = settings.windows[0]
     # Each slice covers the strides of all results.

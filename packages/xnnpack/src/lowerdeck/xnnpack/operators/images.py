@@ -34,7 +34,7 @@ class Window(NamedTuple):
 
 
 def spatial(value: int | Sequence[int], rank: int, other: int) -> tuple[int, ...]:
-    """Return an argument as values for height and width; lines are images of one row.
+    """Return the values of an argument for height and width; 1-D inputs have a height of 1.
 
     Args:
         rank: Rank of the tensor; with 3, the argument applies to the width.

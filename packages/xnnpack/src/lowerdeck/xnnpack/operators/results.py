@@ -43,7 +43,7 @@ def first_result_refusal(call: Call) -> str | None:
     if any(reader.args[1] != 0 and reader.users for reader in readers):
         return "more than its first result is used"
     if sum(reader.args[1] == 0 for reader in readers) != 1:
-        return "its first result is not read once"
+        return "its first result is read several times or not at all"
     return None
 
 

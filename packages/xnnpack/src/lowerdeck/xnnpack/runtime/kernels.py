@@ -27,7 +27,7 @@ def bounded(*sizes: int) -> None:
 def _pixels(value: Tensor) -> Tensor:
     """Return an image as N, C, H, W."""
     if value.dim() != 4:
-        raise DelegateRunError(f"4 dimensions are needed, found {value.dim()}")
+        raise DelegateRunError(f"found {value.dim()} dimensions, expected 4")
     return value.permute(0, 3, 1, 2)
 
 

@@ -102,8 +102,8 @@ def _data(graph: XnnGraph, constant: XnnConstant, named: Named) -> memoryview:
         return graph.constant_data[constant.offset : constant.offset + constant.size]
     if constant.key not in named:
         raise BlobError(
-            f"the named data has no entry {constant.key}: was the blob taken out of its file, "
-            "or is the .ptd missing that it came with?"
+            f"the named data has no entry {constant.key}: load the blob together with its file "
+            "and the file's .ptd"
         )
     return named[constant.key]
 
@@ -135,7 +135,7 @@ def quantized(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
 
 
 def fake_quantized(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
-    """Return a node's result rounded to the numbers that a value can represent.
+    """Return a node's result, rounded as stored in a quantised or float16 value.
 
     Args:
         numbers: The result in float32.

@@ -160,9 +160,7 @@ class XnnpackRuntime:
             DelegateRunError: A node cannot be computed on these inputs.
         """
         if len(inputs) != handle.input_count:
-            raise DelegateInputError(
-                f"{handle.input_count} inputs are needed, found {len(inputs)}"
-            )
+            raise DelegateInputError(f"found {len(inputs)} inputs, expected {handle.input_count}")
         values = dict(handle.constants)
         for value in handle.inputs:
             tensor = inputs[_argument_position(value)]
