@@ -23,7 +23,7 @@ from lowerdeck.decompose import (
     methods_on_cpu,
     on_cpu,
 )
-from lowerdeck.decompose._torch_private import FakeTensors, fake_mode_of
+from lowerdeck.decompose._torch_private import fake_mode_of
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.torch_base import graphs_of, pytree, storage_identity
 from lowerdeck_zoo import Of, exported
@@ -122,13 +122,13 @@ def test_sizes_and_what_is_conjugated_are_kept() -> None:
     model, x = Of(lambda x: (x.conj(), x.mT[1:])), torch.randn(4, 3, dtype=torch.complex64)
     program = exported(model, x, dynamic_shapes=(({0: rows},),))
     given = copy.deepcopy(program)
-    fakes = FakeTensors(fake_mode_of(given.graph_module))
+    mode = fake_mode_of(given.graph_module)
     for node in given.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor):
             plain = value.conj() if value.is_conj() else value
             made = replace(TensorFacts.of(plain), device=torch.device("cuda:0"))
-            moved = made.input_fake(fakes)
+            moved = made.input_fake(mode)
             node.meta["val"] = moved.conj() if value.is_conj() else moved
     found = on_cpu(given)
     assert not differences(found, program)

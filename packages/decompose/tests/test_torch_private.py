@@ -59,21 +59,6 @@ def test_composites_that_may_alias_cannot_be_kept() -> None:
     assert not private.is_preservable(ATEN.addmm.default)
 
 
-def test_fake_tensors_are_made_without_asking_guards() -> None:
-    program = export(torch.nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: Dim("n")},))
-    value = next(iter(program.graph.nodes)).meta["val"]
-    mode, guards = value.fake_mode, len(value.fake_mode.shape_env.guards)
-    fakes = private.FakeTensors(mode)
-    made, other = (
-        fakes.empty(value.shape, value.stride(), torch.int64, value.device) for _ in range(2)
-    )
-    assert (made.shape, made.dtype, made.fake_mode) == (value.shape, torch.int64, mode)
-    storages = [tensor.untyped_storage() for tensor in (made, other)]
-    assert storages[0].nbytes() == storages[1].nbytes() == value.shape[0] * 16
-    assert storages[0]._cdata != storages[1]._cdata
-    assert len(mode.shape_env.guards) == guards
-
-
 def test_a_call_is_recorded_as_torch_retraces_it() -> None:
     mode, fakes = _fakes((2, 4), (3, 4), (3,))
     with private.tracing_lock:

@@ -116,12 +116,27 @@ def test_symbols_are_told_by_their_expressions() -> None:
     assert private.expression_of(5) == 5
 
 
+def test_expressions_and_bounds_follow_what_torch_learns_of_a_symbol() -> None:
+    size, ranges = _size(torch.nn.ReLU(), torch.export.Dim("rows", min=2, max=9), rank=2)
+    assert private.size_range(2 * size, ranges) == (4, 18)
+    narrow = {symbol: type(bounds)(2, 3) for symbol, bounds in ranges.items()}
+    assert private.size_range(2 * size, narrow) == (4, 6)
+    total = size + 1
+    assert private.varies(total)
+    assert size == 4  # specializes the symbol
+    assert private.expression_of(total) == total.node.expr == 5
+    assert private.plain_number(total) == 5
+
+
 def test_fake_tensors_of_other_sizes_are_made_without_guards() -> None:
     size, _ = _size(torch.nn.ReLU(), torch.export.Dim("rows"), rank=2)
     environment = size.node.shape_env
     mode, guards = private.FakeTensorMode(shape_env=environment), len(environment.guards)
     like = private.FakeTensor(mode, torch.empty(1, dtype=torch.int8, device="meta"), "cpu")
-    plain = private.new_fake(like, [2 * size, 3, size])
+    plain, again = (private.new_fake(like, [2 * size, 3, size]) for _ in range(2))
+    storages = [tensor.untyped_storage() for tensor in (plain, again)]
+    assert storages[0].nbytes() == storages[1].nbytes() == 6 * size * size
+    assert storages[0]._cdata != storages[1]._cdata
     other = private.new_fake(like, [size, 3], [1, size])
     assert (plain.dtype, plain.device, plain.fake_mode) == (torch.int8, like.device, mode)
     expected = [[2 * size, 3, size, 3 * size, size, 1], [size, 3, 1, size]]

@@ -40,7 +40,6 @@ from lowerdeck.decompose.recording import Recording
 from lowerdeck.decompose.results import CachedSignature, Parts
 from lowerdeck.torch_base import (
     SYMBOLS,
-    FakeTensor,
     FakeTensorMode,
     HigherOrderOperator,
     OperatorBase,
@@ -49,8 +48,6 @@ from lowerdeck.torch_base import (
     composite_parts,
     detect_fake_mode,
     enable_python_dispatcher,
-    expression_of,
-    lazy_clone,
     plain_number,
     pytree,
     set_program_parts,
@@ -120,36 +117,6 @@ def fake_mode_of(graph_module: GraphModule) -> FakeTensorMode:
             return mode
     environment = _import_lazily("torch.fx.experimental.symbolic_shapes").ShapeEnv()
     return FakeTensorMode(shape_env=environment, export=True)
-
-
-class FakeTensors:
-    """Factory of fake tensors that adds no guards on symbolic sizes.
-
-    torch computes a symbolic byte count for each new tensor (0.2 ms). Copies of a tensor with the
-    same sizes reuse it (5 us).
-    """
-
-    def __init__(self, mode: FakeTensorMode) -> None:
-        self.mode: FakeTensorMode = mode
-        self._prototypes: dict[Any, torch.Tensor] = {}
-
-    def empty(
-        self, size: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype, device: torch.device
-    ) -> FakeTensor:
-        """Return a fake tensor with a new storage."""
-        numbers = (*size, *stride)
-        if {int}.issuperset(map(type, numbers)):
-            inner = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-            return FakeTensor(self.mode, inner, device)
-        key = (tuple(map(expression_of, numbers)), dtype)
-        prototype = self._prototypes.get(key)
-        if prototype is None:
-            # torch 2.15 compares sizes with 0 here, which would add guards.
-            environment: Any = self.mode.shape_env
-            with environment.suppress_guards():
-                prototype = torch.empty_strided(size, stride, dtype=dtype, device="meta")
-            self._prototypes[key] = prototype
-        return FakeTensor(self.mode, lazy_clone(prototype), device)
 
 
 def has_unbacked_sizes(value: Any) -> bool:

@@ -13,7 +13,6 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 
 from lowerdeck.decompose._torch_private import (
-    FakeTensors,
     assemble,
     fake_mode_of,
     insert_assertions,
@@ -240,8 +239,8 @@ def _calls_on_unwritten_memory(
 def _templates(
     program: ExportedProgram, rules: Rules, cache: DecompositionCache | None
 ) -> Templates:
-    fakes = FakeTensors(fake_mode_of(program.graph_module))
-    return Templates(rules, fakes, DecompositionCache() if cache is None else cache)
+    mode = fake_mode_of(program.graph_module)
+    return Templates(rules, mode, DecompositionCache() if cache is None else cache)
 
 
 def _trace(
@@ -269,7 +268,7 @@ def _trace(
     with tracing_lock, templates:
         regions = Regions()
         walk = Walk(
-            Writer(graph, templates.fakes),
+            Writer(graph, templates.mode),
             templates,
             regions,
             unwritten=_calls_on_unwritten_memory(program, memory),

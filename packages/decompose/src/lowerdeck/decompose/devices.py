@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.decompose._torch_private import FakeTensors, fake_mode_of
+from lowerdeck.decompose._torch_private import fake_mode_of
 from lowerdeck.decompose.calls.facts import TensorFacts
 from lowerdeck.decompose.decomposing import decompose
 from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
@@ -82,7 +82,7 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
     if autocasts:
         program = decompose(program, {})
     moved = with_parts(program, graph_module=copy_graph_module(program.graph_module))
-    fakes = FakeTensors(fake_mode_of(moved.graph_module))
+    mode = fake_mode_of(moved.graph_module)
 
     def moved_value(value: Any) -> Any:
         if _is_on_cpu(value):
@@ -92,7 +92,7 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
         if value.is_conj():
             return moved_value(value.conj()).conj()
         try:
-            return replace(TensorFacts.of(value), device=_CPU).input_fake(fakes)
+            return replace(TensorFacts.of(value), device=_CPU).input_fake(mode)
         except WholeProgramError as error:
             raise DecomposeError(f"{error}: export the module after module.cpu()") from error
 

@@ -47,11 +47,7 @@ If there are several results, the next step reads the first.
 
 def known_operators(rules: Rules) -> frozenset[OpOverload]:
     """Return the ``KNOWN`` operators that ``rules`` decompose as torch does by default."""
-    parts = (_ATEN.view.default, _ATEN.permute.default, _ATEN.clone.default, CONVOLUTION, NORM)
-    more = (_ATEN._to_copy.default, _ATEN.constant_pad_nd.default, _ATEN.where.self)
     default = core_decompositions()
-    if not all(map(rules.leaves, (*parts, *more, *_RENAMED.values()))):
-        return frozenset()
     return frozenset(
         operator
         for operator in KNOWN

@@ -112,7 +112,7 @@ def _inlined(walk: Walk, body: GraphModule, operands: Any, state: State) -> Any:
 def _body(walk: Walk, body: Any) -> GraphModule:
     """Return a decomposed subgraph."""
     placeholders = body.graph.find_nodes(op="placeholder")
-    writer = Writer(Graph(), walk.templates.fakes)
+    writer = Writer(Graph(), walk.templates.mode)
     inner = Walk(writer, walk.templates, Regions(), walk.state)
     env = {node: inner.placeholder(node) for node in placeholders}
     inputs = [value for value in env.values() if isinstance(value, Value)]

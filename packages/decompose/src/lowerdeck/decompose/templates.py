@@ -11,7 +11,6 @@ from typing import Any
 from torch.fx import Node
 
 from lowerdeck.decompose._torch_private import (
-    FakeTensors,
     as_current_node,
     overriding,
     own_rule,
@@ -25,7 +24,7 @@ from lowerdeck.decompose.calls.template import Template, parent_of
 from lowerdeck.decompose.recording import Recording
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced import record_untraced
-from lowerdeck.torch_base import pytree
+from lowerdeck.torch_base import FakeTensorMode, pytree
 
 Contexts = Sequence[Callable[[], AbstractContextManager[Any]]]
 
@@ -59,17 +58,17 @@ class Templates:
     """Decompositions of distinct calls.
 
     Args:
-        fakes: Factory of trace inputs.
+        mode: Fake mode of trace inputs.
 
     Attributes:
         writes: Whether the program mutates memory, so that views need inverses.
     """
 
-    def __init__(self, rules: Rules, fakes: FakeTensors, cache: DecompositionCache) -> None:
+    def __init__(self, rules: Rules, mode: FakeTensorMode, cache: DecompositionCache) -> None:
         self.rules = rules
         self.traces: int = 0
         self.reused: int = 0
-        self.fakes = fakes
+        self.mode = mode
         self.writes: bool = False
         self._shared = cache
         self._context: Any = None
@@ -114,7 +113,7 @@ class Templates:
         return template
 
     def _untraced(self, call: Call) -> Template | None:
-        recording = record_untraced(call, self.rules, self.fakes)
+        recording = record_untraced(call, self.rules, self.mode)
         if recording is None:
             return None
         return self._keep(call, Template.of(recording, call.key[0]))
@@ -134,13 +133,13 @@ class Templates:
         if source is not None and self.rules.by_result:
             contexts = (*contexts, partial(as_current_node, source))
         target: Any = call.key[0]
-        leaves = call.fake_inputs(self.fakes)
+        leaves = call.fake_inputs(self.mode)
 
         def run(*inputs: Any) -> Any:
             return target(*fill(call.args, inputs), **fill(call.kwargs, inputs))
 
         def traced(rules: Mapping[Any, Callable[..., Any]]) -> Recording:
-            return record(run, leaves, self.fakes.mode, rules, call.differentiable, contexts)
+            return record(run, leaves, self.mode, rules, call.differentiable, contexts)
 
         # Overridden composites are decomposed below autocast, which would not cast inside.
         has_rule = target in self.rules.composites or is_autocast(call.key[-1])

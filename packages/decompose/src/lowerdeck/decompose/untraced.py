@@ -16,12 +16,19 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, map_arg
 
-from lowerdeck.decompose._torch_private import FakeTensors, run_fake, traced_meta
+from lowerdeck.decompose._torch_private import run_fake, traced_meta
 from lowerdeck.decompose.calls.facts import TensorFacts, is_static
 from lowerdeck.decompose.calls.keys import Call, fill
 from lowerdeck.decompose.recording import Recording, as_dispatched
 from lowerdeck.decompose.rules import Rules
-from lowerdeck.torch_base import FakeTensor, OpOverload, overload_name, returns_alias, schema_of
+from lowerdeck.torch_base import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    overload_name,
+    returns_alias,
+    schema_of,
+)
 
 _ATEN = torch.ops.aten
 
@@ -29,7 +36,7 @@ _ATEN = torch.ops.aten
 TRACED = frozenset({_ATEN.as_strided.default, _ATEN.alias.default})
 
 
-def record_untraced(call: Call, rules: Rules, fakes: FakeTensors) -> Recording | None:
+def record_untraced(call: Call, rules: Rules, mode: FakeTensorMode) -> Recording | None:
     """Return the recording of ``call`` if it is known to be a single call, else None.
 
     Args:
@@ -43,7 +50,7 @@ def record_untraced(call: Call, rules: Rules, fakes: FakeTensors) -> Recording |
         return None
     graph = Graph()
     inputs = [graph.placeholder(f"given_{index}") for index in range(len(call.inputs))]
-    for node, value in zip(inputs, call.fake_inputs(fakes), strict=True):
+    for node, value in zip(inputs, call.fake_inputs(mode), strict=True):
         node.meta["val"] = value
     args, kwargs = fill(call.args, inputs), fill(call.kwargs, inputs)
     if convert is not None:
@@ -56,10 +63,10 @@ def record_untraced(call: Call, rules: Rules, fakes: FakeTensors) -> Recording |
     values, options = map_arg((args, kwargs), lambda node: node.meta["val"])
     rule = rules.others.get(operator)
     try:
-        if rule is not None and run_fake(rule, values, options, fakes.mode) is not NotImplemented:
+        if rule is not None and run_fake(rule, values, options, mode) is not NotImplemented:
             return None
-        value = _elementwise_result(call, operator, args, kwargs, fakes)
-        value = run_fake(operator, values, options, fakes.mode) if value is None else value
+        value = _elementwise_result(call, operator, args, kwargs, mode)
+        value = run_fake(operator, values, options, mode) if value is None else value
     except Exception:
         # The trace will fail too, with a better message.
         return None
@@ -84,7 +91,7 @@ def record_untraced(call: Call, rules: Rules, fakes: FakeTensors) -> Recording |
 
 
 def _elementwise_result(
-    call: Call, operator: OpOverload, args: Any, kwargs: Any, fakes: FakeTensors
+    call: Call, operator: OpOverload, args: Any, kwargs: Any, mode: FakeTensorMode
 ) -> Any:
     """Return the fake result of an elementwise call on one contiguous tensor of dynamic sizes.
 
@@ -95,12 +102,12 @@ def _elementwise_result(
         return None
     if not isinstance(facts, TensorFacts) or facts.requires_grad or not facts.is_contiguous:
         return None
-    small = replace(facts, shape=(2,), stride=(1,)).fake(fakes)
+    small = replace(facts, shape=(2,), stride=(1,)).fake(mode)
     values: Any
     options: Any
     values, options = map_arg((args, kwargs), lambda _: small)
-    result = run_fake(operator, values, options, fakes.mode)
-    return replace(facts, dtype=result.dtype).fake(fakes)
+    result = run_fake(operator, values, options, mode)
+    return replace(facts, dtype=result.dtype).fake(mode)
 
 
 def _unchanged_operator(call: Call, rules: Rules) -> OpOverload | None:

@@ -359,6 +359,13 @@ class Walk:
         is_known = node.target in self._known_operators
         return is_known and is_dynamic and not self.state and is_safe
 
+    def _leaves(self, part: OpOverload, call: Node) -> bool:
+        """Return whether a part of a call is not decomposed further."""
+        rules = self.templates.rules
+        if part not in rules.others:
+            return rules.leaves(part)
+        return calls_no_others(part) and declines(rules.others[part], call)
+
     def _copy_as_views(self, node: Node, args: Any) -> Any:
         """Add a call's known decomposition and return its result, or None if it is unknown."""
         if node.target in FILLED:
@@ -368,11 +375,13 @@ class Walk:
             return None
         facts = self.writer.facts(self.current(value))
         steps = known_steps(node, self.read(tuple(args[1:])), facts, self.writer.symbol)
-        for target, others, kwargs, result in steps or ():
+        if steps is None or not all(self._leaves(target, node) for target, *_ in steps):
+            return None
+        for target, others, kwargs, result in steps:
             fake = self.writer.fake(result)
             results = self.copy_unchanged(node, (value, *others), kwargs, target, fake)
             value = results[0] if isinstance(results, tuple) else results
-        return None if steps is None else value
+        return value
 
     def _filled(self, node: Node, first: Value, second: Value, number: Any) -> Any:
         """Add ``where`` with a scalar operand; return None if torch would convert a dtype."""
@@ -381,6 +390,7 @@ class Walk:
         facts = self.writer.facts(self.current(value))
         dtypes = {facts.dtype, node.meta["val"].dtype}
         is_number = type(number) is float and not value.requires_grad
+        is_number &= self._leaves(_ATEN.where.self, node)
         if not is_number or len(dtypes) > 1 or not facts.dtype.is_floating_point:
             return None
         fake = self.writer.fake(replace(facts, shape=(), stride=()))
@@ -413,7 +423,7 @@ class Walk:
         """Return the fake result of a call whose inputs differ from the recorded ones."""
         current: Any = self.read((tuple(args), dict(kwargs)))
         args, kwargs = map_arg(current, lambda node: node.meta["val"])
-        return run_fake(target, args, kwargs, self.templates.fakes.mode)
+        return run_fake(target, args, kwargs, self.templates.mode)
 
     def _has_recorded_inputs(self, node: Node, env: Mapping[Node, Any]) -> bool:
         """Return whether the inputs have the recorded shapes, strides and dtypes."""

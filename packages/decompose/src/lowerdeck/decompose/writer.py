@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, map_arg
 
-from lowerdeck.decompose._torch_private import COPIED_META, FakeTensors, node_source, tensor_meta
+from lowerdeck.decompose._torch_private import COPIED_META, node_source, tensor_meta
 from lowerdeck.decompose.calls.facts import TensorFacts, facts_of, is_static
 from lowerdeck.decompose.calls.keys import Call
 from lowerdeck.decompose.calls.template import Step, Template
 from lowerdeck.torch_base import (
     SYMBOLS,
     FakeTensor,
+    FakeTensorMode,
     OpOverload,
     add_node,
     expression_of,
@@ -59,16 +60,16 @@ class Writer:
     """Adds nodes with metadata to a graph, and records the facts of their results.
 
     Args:
-        fakes: Factory of recorded values.
+        mode: Fake mode of recorded values.
 
     Attributes:
         fixed: New nodes by original node: numbers from data that an assertion fixes, and what is
             computed from them.
     """
 
-    def __init__(self, graph: Graph, fakes: FakeTensors) -> None:
+    def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
         self.graph = graph
-        self._fakes = fakes
+        self._mode = mode
         self._facts: dict[Node, Any] = {}
         self._symbols: dict[Any, Node] = {}
         self.fixed: dict[Node, Node] = {}
@@ -161,7 +162,7 @@ class Writer:
             facts: As ``facts_of`` returns them.
         """
         if isinstance(facts, TensorFacts):
-            return facts.fake(self._fakes)
+            return facts.fake(self._mode)
         if isinstance(facts, (tuple, list)):
             return type(facts)(map(self.fake, facts))
         return facts

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from lowerdeck.decompose._torch_private import FakeTensors
 from lowerdeck.decompose.errors import WholeProgramError
-from lowerdeck.torch_base import SYMBOLS, FakeTensor, expression_of
+from lowerdeck.torch_base import SYMBOLS, FakeTensor, FakeTensorMode, empty_fake, expression_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +58,21 @@ class TensorFacts:
         expected = replace(self, stride=contiguous_strides(self.shape))
         return bool(facts_key(expected) == facts_key(self))
 
-    def fake(self, fakes: FakeTensors) -> FakeTensor:
+    def fake(self, mode: FakeTensorMode) -> FakeTensor:
         """Return a new fake tensor with these facts, but without requires_grad.
 
         Args:
-            fakes: Creates fake tensors in the mode of the program.
+            mode: The fake mode of the program.
         """
-        return fakes.empty(self.shape, self.stride, self.dtype, self.device)
+        return empty_fake(mode, self.shape, self.stride, self.dtype, self.device)
 
-    def input_fake(self, fakes: FakeTensors) -> torch.Tensor:
+    def input_fake(self, mode: FakeTensorMode) -> torch.Tensor:
         """Return a new fake tensor as input of a trace.
 
         Args:
-            fakes: Creates fake tensors in the mode of the program.
+            mode: The fake mode of the program.
         """
-        tensor: torch.Tensor = self.fake(fakes)
+        tensor: torch.Tensor = self.fake(mode)
         return tensor.requires_grad_() if self.requires_grad else tensor
 
 

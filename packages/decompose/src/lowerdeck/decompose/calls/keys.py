@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from lowerdeck.decompose._torch_private import FakeTensors
 from lowerdeck.decompose.calls.facts import TensorFacts, facts_key, is_static
 from lowerdeck.decompose.calls.memory import Value
 from lowerdeck.decompose.errors import WholeProgramError
+from lowerdeck.torch_base import FakeTensorMode
 
 # Hashable, compared by type and value (True equals 1).
 _PLAIN: tuple[type, ...] = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout)
@@ -52,14 +52,14 @@ class Call:
         """Return whether the inputs have no symbols."""
         return is_static(self.facts)
 
-    def fake_inputs(self, fakes: FakeTensors) -> list[Any]:
+    def fake_inputs(self, mode: FakeTensorMode) -> list[Any]:
         """Return inputs for a trace: new fake tensors and the call's symbols.
 
         Args:
-            fakes: Creates fake tensors in the program's fake mode.
+            mode: The program's fake mode.
         """
         return [
-            facts.input_fake(fakes) if isinstance(facts, TensorFacts) else facts
+            facts.input_fake(mode) if isinstance(facts, TensorFacts) else facts
             for facts in self.facts
         ]
 

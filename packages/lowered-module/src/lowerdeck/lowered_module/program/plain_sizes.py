@@ -70,29 +70,30 @@ def _rewrite(graph: Graph) -> bool:
         node.replace_all_uses_with(product)
         graph.erase_node(node)
 
-    values: dict[Any, torch.Tensor] = {}
-
     @cache
     def rewritten_size(expression: Any) -> Any:
         result = expression.xreplace(replaced)
         return result if result == expression else rewritten_size(result)
 
+    @cache
+    def plain_size(expression: Any, hint: Any, environment: Any) -> Any:
+        size = rewritten_size(expression)
+        if size == expression:
+            return None
+        return int(size) if size.is_number else environment.create_symintnode(size, hint=hint)
+
     def plain(number: Any) -> Any:
-        if not varies(number):
+        if not isinstance(number, torch.SymInt):
             return number
-        expression = rewritten_size(expression_of(number))
-        if expression == expression_of(number):
-            return number
-        if expression.is_number:
-            return int(expression)
-        return number.node.shape_env.create_symintnode(expression, hint=hint_of(number))
+        size = plain_size(expression_of(number), hint_of(number), number.node.shape_env)
+        return number if size is None else size
 
     for node in list(graph.nodes):
         before = node.meta.get("val")
         if before is None:
             continue
         value = node.meta["val"] = pytree.tree_map(
-            lambda tensor: _with_sizes(tensor, plain, values), before
+            lambda tensor: _with_sizes(tensor, plain), before
         )
         if isinstance(before, torch.SymInt) and node.op != "placeholder" and type(value) is int:
             # It simplified to a number.
@@ -107,7 +108,7 @@ def number_of(size: Any) -> Any:
     return size.meta["val"] if isinstance(size, Node) else size
 
 
-def _with_sizes(value: Any, plain: Callable[[Any], Any], values: dict[Any, torch.Tensor]) -> Any:
+def _with_sizes(value: Any, plain: Callable[[Any], Any]) -> Any:
     if isinstance(value, torch.SymInt):
         return plain(value)
     if not isinstance(value, torch.Tensor):
@@ -116,7 +117,4 @@ def _with_sizes(value: Any, plain: Callable[[Any], Any], values: dict[Any, torch
     after = [plain(size) for size in before]
     if all(map(operator.is_, before, after)):
         return value
-    key = (value.dtype, *map(expression_of, after))
-    if key not in values:
-        values[key] = new_fake(value, after[: value.dim()], after[value.dim() :])
-    return values[key]
+    return new_fake(value, after[: value.dim()], after[value.dim() :])
