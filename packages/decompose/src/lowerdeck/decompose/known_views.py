@@ -30,8 +30,10 @@ _RENAMED: Mapping[Any, Any] = MappingProxyType(
 )
 FILLED = frozenset({_ATEN.masked_fill.Scalar, _ATEN.where.ScalarOther})
 """Operators that become ``where`` with a number."""
+RANGE = _ATEN.arange.default
+"""Becomes ``arange.start_step`` with the options of all factories."""
 FRESH = frozenset(
-    {_ATEN.batch_norm.default, _ATEN.pad.default, *_CONVOLUTIONS, *_RENAMED, *FILLED}
+    {_ATEN.batch_norm.default, _ATEN.pad.default, RANGE, *_CONVOLUTIONS, *_RENAMED, *FILLED}
 )
 """Operators whose result is never an alias."""
 KNOWN = FRESH | _RESHAPES | _CASTS.keys() | {_ATEN.transpose.int, _ATEN.dropout.default}

@@ -121,7 +121,8 @@ class Rules:
 _ATEN = torch.ops.aten
 # These call no others either, but lack both tags (torch 2.13; tested by traces).
 _UNTAGGED = frozenset(
-    {_ATEN.fill.Tensor, _ATEN.roll.default, _ATEN.t.default, _ATEN.transpose.int}
+    {_ATEN.fill.Tensor, _ATEN.floor_divide.default, _ATEN.roll.default, _ATEN.t.default}
+    | {_ATEN.transpose.int}
 )
 
 

@@ -27,7 +27,14 @@ from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.calls.template import Template
 from lowerdeck.decompose.copied import copied_results
 from lowerdeck.decompose.errors import DecomposeError, TemplateError, WholeProgramError
-from lowerdeck.decompose.known_views import FILLED, FRESH, KNOWN, known_operators, known_steps
+from lowerdeck.decompose.known_views import (
+    FILLED,
+    FRESH,
+    KNOWN,
+    RANGE,
+    known_operators,
+    known_steps,
+)
 from lowerdeck.decompose.recording import as_dispatched
 from lowerdeck.decompose.rules import calls_no_others
 from lowerdeck.decompose.templates import Templates, ViewInverse
@@ -370,6 +377,12 @@ class Walk:
         """Add a call's known decomposition and return its result, or None if it is unknown."""
         if node.target in FILLED:
             return self._filled(node, *args)
+        if node.target is RANGE:
+            options = {"layout": torch.strided, "device": node.meta["val"].device}
+            options = {**options, "pin_memory": False, **node.kwargs}
+            target = _ATEN.arange.start_step
+            is_left = self._leaves(target, node)
+            return self.copy_unchanged(node, (0, *args), options, target) if is_left else None
         value: Value = args[0]
         if value.requires_grad:
             return None

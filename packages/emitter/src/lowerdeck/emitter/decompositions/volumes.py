@@ -59,11 +59,8 @@ def conv3d(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Any:
-    """Return ``convolution`` in contiguous layout, with which later calls were traced."""
-    result = convolution(input, weight, bias, stride, padding, dilation, False, (0,), groups)
-    return (
-        result if result is NotImplemented else result.clone(memory_format=torch.contiguous_format)
-    )
+    """Return a 3-D convolution as a 2-D one, in the layout that later calls were recorded with."""
+    return convolution(input, weight, bias, stride, padding, dilation, False, (0,), groups)
 
 
 def _convolve(
@@ -81,7 +78,8 @@ def _convolve(
         in_plane: The same along height and width.
     """
     (stride, padding, dilation, _), taps = in_depth, weight.size(2)
-    slices = volume.transpose(1, 2)
+    # Parts of composite operators: with dynamic sizes, torch evaluates fewer conditions for them.
+    slices = _ATEN.permute.default(volume, [0, 2, 1, 3, 4])
     if padding:
         slices = F.pad(slices, (0, 0) * 3 + (padding, padding))
     depth = (slices.size(1) - dilation * (taps - 1) - 1) // stride + 1
@@ -90,7 +88,7 @@ def _convolve(
         depth = slices.size(1) // taps
         # With dynamic sizes, only a copy can be reshaped for every length.
         slices = _ATEN.slice.Tensor(slices, 1, 0, depth * taps)
-        images = slices.clone(memory_format=torch.contiguous_format)
+        images = _ATEN.clone.default(slices, memory_format=torch.contiguous_format)
         weight = weight.transpose(1, 2)
     else:
         ends = [tap * dilation + (depth - 1) * stride + 1 for tap in range(taps)]
@@ -99,13 +97,17 @@ def _convolve(
         # image: the order in which the weight is stored.
         images = torch.stack(parts, 3) if taps > 1 else parts[0]
     batch, (height, width) = volume.size(0), volume.shape[3:]
-    images = images.reshape(-1, volume.size(1) * taps, height, width)
+    split = _ATEN.view.default if taps > 1 else _ATEN.reshape.default
+    images = split(images, [-1, volume.size(1) * taps, height, width])
     kernel = weight.reshape(weight.size(0), -1, *weight.shape[3:])
     convolved: torch.Tensor = _ATEN.convolution.default(
         images, kernel, bias, *in_plane[:3], False, [0, 0], groups
     )
-    pixels = convolved.permute(0, 2, 3, 1)
-    return pixels.reshape(batch, depth, *pixels.shape[1:]).permute(0, 4, 1, 2, 3)
+    pixels = _ATEN.permute.default(convolved, [0, 2, 3, 1])
+    pixels = _ATEN.clone.default(pixels, memory_format=torch.contiguous_format)
+    pixels = _ATEN.view.default(pixels, [batch, depth, *pixels.shape[1:]])
+    result = _ATEN.permute.default(pixels, [0, 4, 1, 2, 3])
+    return _ATEN.clone.default(result, memory_format=torch.contiguous_format)
 
 
 def _convolve_transposed(
