@@ -106,8 +106,8 @@ def _convolve(
     pixels = _ATEN.permute.default(convolved, [0, 2, 3, 1])
     pixels = _ATEN.clone.default(pixels, memory_format=torch.contiguous_format)
     pixels = _ATEN.view.default(pixels, [batch, depth, *pixels.shape[1:]])
-    result = _ATEN.permute.default(pixels, [0, 4, 1, 2, 3])
-    return _ATEN.clone.default(result, memory_format=torch.contiguous_format)
+    result: torch.Tensor = _ATEN.permute.default(pixels, [0, 4, 1, 2, 3])
+    return result.clone(memory_format=torch.contiguous_format)
 
 
 def _convolve_transposed(
