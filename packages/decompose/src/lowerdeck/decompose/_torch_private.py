@@ -299,7 +299,7 @@ def _functional(leaf: Any) -> Any:
 
 
 def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """Return the fields from ``result`` to ``differentiable`` of a recording."""
+    """Return the fields of a recording that describe the result, from ``result`` on."""
     leaves = pytree.tree_leaves(result)
     returned: dict[int, int] = {}
     shared: dict[int, list[int]] = {}

@@ -253,7 +253,7 @@ def _trace(
     """Return the decomposed parts.
 
     Args:
-        program: With one name per mutated tensor.
+        program: A program in which each mutated tensor has one name.
         memory: Memory use; None if the program does not mutate.
         only_writes: Whether calls on unwritten memory are copied regardless of the rules.
 

@@ -106,11 +106,11 @@ def add_output(
 def _clone_repeated_values(
     nodes: list[Any], kinds: list[OutputKind], clone: Callable[[Node], Node]
 ) -> None:
-    """Clone, in the list, nodes that are the new value of two buffers.
+    """Clone nodes that are the new value of two buffers; update the list in place.
 
     A signature maps an output name to one buffer.
     """
-    # By kind: a user input may take the value of a buffer.
+    # Keyed by kind too: a buffer and a mutated user input may have the same new value.
     returned: set[tuple[OutputKind, Node]] = set()
     for position, kind in enumerate(kinds):
         if (kind, nodes[position]) in returned:
@@ -121,7 +121,7 @@ def _clone_repeated_values(
 def _clone_views_of_written(
     nodes: list[Any], written: Mapping[str, int], clone: Callable[[Node], Node]
 ) -> None:
-    """Clone, in the list, outputs that view an input which an earlier output overwrites.
+    """Clone outputs that view an input which an earlier output overwrites; update the list.
 
     ``ExportedProgram.module()`` writes mutated inputs one by one before it returns.
     """

@@ -141,7 +141,7 @@ class Templates:
         def traced(rules: Mapping[Any, Callable[..., Any]]) -> Recording:
             return record(run, leaves, self.mode, rules, call.differentiable, contexts)
 
-        # Overridden composites are decomposed below autocast, which would not cast inside.
+        # Overridden composites are decomposed below autocast, which does not apply inside them.
         has_rule = target in self.rules.composites or is_autocast(call.key[-1])
         with overriding({} if has_rule else own_rule(target)):
             recording = traced(self.rules.others)

@@ -40,7 +40,7 @@ def record_untraced(call: Call, rules: Rules, mode: FakeTensorMode) -> Recording
     """Return the recording of ``call`` if it is known to be a single call, else None.
 
     Args:
-        call: Call outside of autocast and other contexts.
+        call: A call that is in no context such as autocast.
     """
     # Traces add default options to factory functions.
     if not call.inputs or not isinstance(call.key[0], OpOverload):

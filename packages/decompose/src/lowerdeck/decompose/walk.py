@@ -288,7 +288,7 @@ class Walk:
             value.write(new_nodes[node], source)
 
     def _convert_call(self, node: Node, env: dict[Node, Any]) -> Any:
-        """Return the converted call; describe it in errors."""
+        """Convert a call; add its operator and source line to errors."""
         try:
             return self._node(node, env)
         except DecomposeError:
@@ -308,8 +308,8 @@ class Walk:
         kwargs: Any
         is_number = _is_symbolic(node)
         is_check = target is _ASSERTION or (is_number and not varies(node.meta["val"]))
-        known = ChainMap(self.writer.fixed, env) if is_check else env
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+        new_nodes = ChainMap(self.writer.fixed, env) if is_check else env
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), new_nodes.__getitem__)
         if target is operator.getitem:
             return args[0][args[1]]
         # Its subgraphs are converted recursively.
@@ -456,16 +456,16 @@ class Walk:
         """Return the node of a number, or the number if it is constant."""
         number = plain_number(node.meta["val"])
         # Sizes are computed once, as in torch's retrace.
-        known = self.writer.symbol(number) if isinstance(number, SYMBOLS) else number
+        existing = self.writer.symbol(number) if isinstance(number, SYMBOLS) else number
         fixed = self.writer.fixed
         is_fixed = _reads_data(node.target) or not fixed.keys().isdisjoint(node.all_input_nodes)
-        if known is not None and not is_fixed:
-            return known
+        if existing is not None and not is_fixed:
+            return existing
         new_node = self._copy_call(node, args, kwargs, self._without_item(node.target), number)
         if is_fixed:
-            # An assertion fixes it: only assertions go on reading a known number from the data.
+            # An assertion fixes the number: only assertions still read it from the data.
             fixed[node] = new_node
-        return new_node if known is None else known
+        return new_node if existing is None else existing
 
     def _convert_kept(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Return the result of a call whose trace would create new symbols."""

@@ -38,7 +38,7 @@ _NO_OPERATORS = ("Parameter", "Constant", "Result")
 class Translation(DeclarativeBackend):
     """Build an OpenVINO model from a partition; subclasses add families of operators."""
 
-    # Each release compiles differently, and OpenVINO reads only payloads of its own version.
+    # Each release compiles differently, and OpenVINO reads only payloads of the same version.
     version: ClassVar[str] = (
         f"{metadata.version('lowerdeck-openvino')} of openvino {openvino.__version__}"
     )

@@ -198,6 +198,6 @@ def _selected_inputs(node: Node, arguments: Sequence[tuple[int, str]]) -> Sequen
 
 
 def _is_basic(index: object) -> bool:
-    """Return whether an index only selects and slices, so that what it gives is a view."""
+    """Return whether an index only selects and slices, so that the result is a view."""
     parts = index if isinstance(index, tuple) else (index,)
     return all(part is None or part is ... or isinstance(part, (int, slice)) for part in parts)

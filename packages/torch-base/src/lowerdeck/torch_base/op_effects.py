@@ -99,7 +99,7 @@ _UNDECLARED_ALIASES = frozenset(
     }
 )
 # Operators that mutate their statistics without declaring it, unless this argument is False
-# (torch's functionalization has such a list, too).
+# (torch's functionalization has such a list).
 _STATISTICS = frozenset({"running_mean", "running_var"})
 _UNDECLARED_WRITES = {
     "batch_norm": "training",

@@ -5,8 +5,8 @@ level is at least that of each wanted item before it; an unwanted item's is at l
 that of each wanted item before it; and both are at least that of each unwanted item before them.
 Take the least such levels, and let the wanted items of one level be one partition.
 
-*Acyclic.* Levels never fall along an edge. A path that leaves a partition of level k through an
-unwanted item goes on at k + 1 or above; one that leaves it straight into another partition does
+*Acyclic.* Levels never decrease along an edge. A path that leaves a partition of level k through
+an unwanted item goes on at k + 1 or above; one that leaves it straight into another partition does
 too, as the wanted items of level k are all in it. So no path comes back.
 
 *Fewest.* An item of level k ends a path on which a wanted item is followed by an unwanted one and
