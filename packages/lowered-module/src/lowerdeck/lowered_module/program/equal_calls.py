@@ -55,7 +55,7 @@ def _merge(graph: Graph) -> bool:
 def _chain_to_permutation(node: Node) -> list[Any]:
     """Return the calls before a permutation, the last first, up to another permutation.
 
-    Between both may be a view, or a copy and a view. For other nodes the list is empty.
+    A view, or a copy and a view, may lie between both. For other nodes the list is empty.
     """
     if node.target not in MOVES:
         return []

@@ -139,7 +139,7 @@ def _permute(node: Node, factors: Factors) -> Call | None:
 
 
 def order_of(node: Node) -> list[int]:
-    """Return which dimension of its input each dimension of a permutation is."""
+    """Return the input's dimension for each dimension of a permutation's result."""
     rank = len(shape_of(node))
     args: Any = arguments_of(node)
     if "dims" in args:

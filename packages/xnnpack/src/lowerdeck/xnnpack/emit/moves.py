@@ -57,7 +57,7 @@ def _can_merge(first: XnnNode, second: XnnNode, encodings: Mapping[int, XnnEncod
 
 
 def _merge(first: XnnNode, second: XnnNode) -> XnnNode:
-    """Return one move for two of the same kind, of which the second reads the first."""
+    """Return the move that is equivalent to two consecutive moves of the same kind."""
     fields = {**second.fields, "input_id": first.fields["input_id"]}
     if second.operator is XnnOperator.STATIC_TRANSPOSE:
         before = first.numbers("perm")

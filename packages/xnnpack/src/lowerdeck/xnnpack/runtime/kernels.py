@@ -176,7 +176,9 @@ def _slice(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
 def _constant_pad(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
     value, before, after = inputs[0], fields["pre_paddings"], fields["post_paddings"]
     if not value.dim() == len(before) == len(after):
-        raise DelegateRunError(f"padding of {len(before)} dimensions, for {value.dim()}")
+        raise DelegateRunError(
+            f"found padding of {len(before)} dimensions, expected {value.dim()}"
+        )
     sides = list(zip(before, after, strict=True))
     bounded(*(size + sum(pair) for size, pair in zip(value.shape, sides, strict=True)))
     amounts = [amount for pair in reversed(sides) for amount in pair]
