@@ -14,6 +14,7 @@ from torch import nn
 from torch.export import Dim
 from xnnpack_lowering import (  # type: ignore[import-not-found]
     delegates,
+    labels,
     lower,
     named_data,
     run,
@@ -119,6 +120,17 @@ def test_an_unsupported_node_in_preprocess_is_named() -> None:
         XnnpackBackend.preprocess(program, [])
     with pytest.raises(PreprocessError, match="cumsum"):
         to_backend("XnnpackBackend", program, [])
+
+
+def test_positions_that_calls_outside_read_are_left_to_the_emitter() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(5.0).mul(2).exp()
+        return torch.atan2(x * positions, positions) * 2
+
+    partitioner = XnnpackPartitioner()
+    lowered = lower(Function(model), (X,), partitioner)
+    assert "depends on no input" in partitioner.refused["exp"]
+    assert [labels(delegate) for delegate in delegates(lowered)] == [["Multiply"], ["Multiply"]]
 
 
 def test_a_batch_norm_that_updates_statistics_is_refused() -> None:

@@ -88,13 +88,16 @@ class XnnpackPartitioner(Partitioner):
         behaviours = Behaviours(exported_program.graph_module)
         kept: set[str] | None = None
         matched = match_taken(exported_program, constants)
+        generated: set[str] | None = None
         while True:
             nodes = [node for node in matched.graph.nodes if node.op == "call_function"]
             foldable = foldable_nodes(
                 [node for node in nodes if kept is None or node.name in kept], constants
             )
+            if generated is None:
+                generated = _generated(foldable)
             reasons, partitions, in_float = _proposed(
-                exported_program, matched, constants, foldable
+                exported_program, matched, constants, foldable, generated
             )
             # A constant node read by two partitions is in neither and cannot be folded: repeat.
             within = read_by_one(
@@ -182,11 +185,24 @@ def _tag_pieces(whole: MatchedGraph) -> None:
                 source.meta.pop("delegation_tag", None)
 
 
+def _generated(foldable: Sequence[Node]) -> set[str]:
+    """Return the names of foldable calls that read no weight, such as positions.
+
+    The emitter computes them if they are in no delegate.
+    """
+    generated: set[str] = set()
+    for node in foldable:
+        if all(source.name in generated for source in node.all_input_nodes):
+            generated.add(node.name)
+    return generated
+
+
 def _proposed(
     program: ExportedProgram,
     whole: MatchedGraph,
     constants: Collection[str],
     foldable: Sequence[Node],
+    generated: Collection[str],
 ) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
     """Return each node's reason for refusal (or None), the partitions, and layers in float.
 
@@ -196,7 +212,11 @@ def _proposed(
     ahead = {*constants, *(node.name for node in foldable)}
     reasons: Reasons = {
         # Restored calls were checked when they were matched.
-        node: None if whole.is_new(node) else refusal(node, ahead)
+        node: None
+        if whole.is_new(node)
+        else "it depends on no input, and calls outside the delegate read it"
+        if node.name in generated and node.name not in ahead
+        else refusal(node, ahead)
         for node in nodes
     }
     in_float, groups = None, list[Sequence[Node]]()
