@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import wraps
-from math import prod
 from typing import Any
 
 import torch
@@ -100,27 +99,6 @@ RANGES: ContextVar[Mapping[Any, Any] | None] = ContextVar("RANGES", default=None
 """Ranges of symbols in the program being decomposed; while tracing, torch assumes at least 2."""
 
 
-def var_mean(
-    self: torch.Tensor,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Any:
-    """Return ``var`` and ``mean`` separately for few elements, where the kernel's mean is NaN."""
-    dims = range(self.dim()) if not dim else [d % max(self.dim(), 1) for d in dim]
-    sizes = [self.size(d) for d in dims] if self.dim() else [1]
-    # While tracing, torch assumes every dynamic size to be at least 2.
-    fixed = all(isinstance(size, int) for size in sizes)
-    if fixed and prod(sizes) > (1 if correction is None else correction):
-        return NotImplemented
-    every = list(dims)
-    return (
-        torch.var(self, every, correction=correction, keepdim=keepdim),
-        torch.mean(self, every, keepdim=keepdim),
-    )
-
-
 def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     """Return ``unbind`` of a dynamic shape as selects: the kernel does not resize its outputs."""
     if _has_one_shape(self):
@@ -129,7 +107,7 @@ def unbind(self: torch.Tensor, dim: int = 0) -> Any:
 
 
 def split(self: torch.Tensor, split_size: Any, dim: int = 0) -> Any:
-    """Return ``split`` of a dynamic shape as ``split_with_sizes``, for the same fault."""
+    """Return ``split_with_sizes`` for a dynamic shape: the kernel does not resize its outputs."""
     if _has_one_shape(self) and isinstance(split_size, int):
         return NotImplemented
     return _ATEN.split_with_sizes.default(self, _part_sizes(self, split_size, dim), dim)
@@ -226,7 +204,6 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN._log_softmax.default: log_softmax,
     _ATEN.constant_pad_nd.default: constant_pad,
     _ATEN.roll.default: roll,
-    _ATEN.var_mean.correction: var_mean,
     _ATEN.unbind.int: unbind,
     _ATEN.split.Tensor: split,
     _ATEN.logit.default: logit,

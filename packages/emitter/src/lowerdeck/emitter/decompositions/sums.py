@@ -9,6 +9,7 @@ sum over one dimension is computed in blocks: that is exact and 1 to 4 times as 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -51,68 +52,55 @@ def cumulative_sum(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = 
     return torch.cumsum(self, dim, dtype=torch.float64).to(result)
 
 
-def total(
+def _by_dimension(
+    reduce: Callable[..., torch.Tensor],
     self: torch.Tensor,
     dim: Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Return ``sum``, of one dimension after the other."""
-    dims = _positions(dim, self.dim())
-    if not _is_float32(self, dtype) or len(dims) == 1:
-        return NotImplemented
-    for position in reversed(dims):
-        self = torch.sum(self, [position], keepdim)
-    return self
-
-
-def mean(
-    self: torch.Tensor,
-    dim: Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Any:
-    """Return ``mean``, computed from the sum; of few numbers one dimension after the other."""
+    """Return a sum or mean of one dimension after the other; a mean of many is a quotient."""
     dims = _positions(dim, self.dim())
     count = _count(self, dims)
     if not _is_float32(self, dtype):
         return NotImplemented
-    if count is not None and count > _FEW:
+    if reduce is torch.mean and count is not None and count > _FEW:
         return torch.sum(self, dims, keepdim) / count
     if len(dims) == 1:
         return NotImplemented
     for position in reversed(dims):
-        self = torch.mean(self, [position], keepdim)
+        self = reduce(self, [position], keepdim)
     return self
 
 
-def variance_and_mean(
+def variance(
     self: torch.Tensor,
     dim: Sequence[int] | None = None,
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Any:
-    """Return ``var_mean``, computed from sums.
+    """Return ``var``, computed from sums.
 
     Args:
         correction: Subtracted from the number of elements; 1 when None or True.
     """
     dims = _positions(dim, self.dim())
-    count = _count(self, dims) or 0
-    divisor = count - (1 if correction is None else correction)
-    if not _is_float32(self, None) or not count or divisor <= 0:
+    count = _count(self, dims)
+    if count is None or not _is_float32(self, None):
         return NotImplemented
-    means = torch.sum(self, dims, True) / count
-    centered = self - means
-    variance = torch.sum(centered * centered, dims, keepdim) / divisor
-    return variance, torch.sum(self, dims, keepdim) / count
+    centered = self - torch.sum(self, dims, True) / count
+    divisor = max(count - (1 if correction is None else correction), 0)
+    return torch.sum(centered * centered, dims, keepdim) / divisor
 
 
-def _variance(*args: Any, **kwargs: Any) -> Any:
-    result = variance_and_mean(*args, **kwargs)
-    return result if result is NotImplemented else result[0]
+def variance_and_mean(
+    self: torch.Tensor, dim: Sequence[int] | None = None, **options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``var`` and ``mean`` separately: the kernel's mean of one element is NaN."""
+    dims = _positions(dim, self.dim())
+    mean = torch.mean(self, dims, options.get("keepdim", False))
+    return torch.var(self, dims, **{"correction": None, **options}), mean
 
 
 def _is_float32(source: torch.Tensor, dtype: torch.dtype | None) -> bool:
@@ -139,10 +127,10 @@ HALF_SUMS: dict[OpOverload, Callable[..., Any]] = {
 }
 SUMS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.cumsum.default: cumulative_sum,
-    _ATEN.sum.dim_IntList: total,
-    _ATEN.mean.dim: mean,
-    _ATEN.mean.default: mean,
-    _ATEN.var.dim: _variance,
-    _ATEN.var.correction: _variance,
+    _ATEN.sum.dim_IntList: partial(_by_dimension, torch.sum),
+    _ATEN.mean.dim: partial(_by_dimension, torch.mean),
+    _ATEN.mean.default: partial(_by_dimension, torch.mean),
+    _ATEN.var.dim: variance,
+    _ATEN.var.correction: variance,
     _ATEN.var_mean.correction: variance_and_mean,
 }
