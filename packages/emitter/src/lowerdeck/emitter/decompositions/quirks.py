@@ -99,6 +99,17 @@ RANGES: ContextVar[Mapping[Any, Any] | None] = ContextVar("RANGES", default=None
 """Ranges of symbols in the program being decomposed; while tracing, torch assumes at least 2."""
 
 
+def linear(
+    input: torch.Tensor,  # noqa: A002 - torch's name
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> Any:
+    """Return ``linear`` of a vector as that of a matrix: the kernel needs two dimensions."""
+    if input.dim() != 1 or weight.dim() != 2:
+        return NotImplemented
+    return _ATEN.linear.default(input.unsqueeze(0), weight, bias).squeeze(0)
+
+
 def unbind(self: torch.Tensor, dim: int = 0) -> Any:
     """Return ``unbind`` of a dynamic shape as selects: the kernel does not resize its outputs."""
     if _has_one_shape(self):
@@ -204,6 +215,7 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN._log_softmax.default: log_softmax,
     _ATEN.constant_pad_nd.default: constant_pad,
     _ATEN.roll.default: roll,
+    _ATEN.linear.default: linear,
     _ATEN.unbind.int: unbind,
     _ATEN.split.Tensor: split,
     _ATEN.logit.default: logit,

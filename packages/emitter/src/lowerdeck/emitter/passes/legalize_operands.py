@@ -16,8 +16,8 @@ from lowerdeck.emitter._torch_private import overload_packet
 from lowerdeck.emitter.ir.graph import Call, Method, Operation
 from lowerdeck.emitter.ir.kernels import KernelTable
 from lowerdeck.emitter.ir.overloads import out_variant
-from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, contiguous_order
-from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, retyped, rewrite
+from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue
+from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, rewrite
 from lowerdeck.torch_base import OpOverload, overload_name, schema_of, size_range, varies
 
 _ATEN = torch.ops.aten
@@ -92,7 +92,8 @@ def _scalar_tensor(operand: Any, call: Call, before: list[Operation]) -> TensorV
 
 
 def _cast_to(value: TensorValue, dtype: torch.dtype, before: list[Operation]) -> TensorValue:
-    converted = retyped(value, dtype)
+    converted = value.like(f"{value.name}.{str(dtype).removeprefix('torch.')}")
+    converted.dtype = dtype
     before.append(cast(value, converted))
     return converted
 
@@ -160,20 +161,6 @@ def _sum_after_product(call: Call, before: list[Operation]) -> list[Operation] |
     ]
 
 
-def _linear(call: Call, before: list[Operation]) -> list[Operation] | None:
-    """Give a vector a second dimension: the kernel requires at least two."""
-    source, weight, out = call.args[0], call.args[1], call.outs[0]
-    if source.rank != 1 or weight.rank != 2 or not isinstance(out, TensorValue):
-        return None
-    rows = _reshaped(source, (1, *source.shape), (1, *source.sizes), "row", before)
-    result = TensorValue(
-        f"{out.name}.row", out.dtype, (1, *out.shape), (1, *out.sizes), contiguous_order(2)
-    )
-    inner = Call(call.target, [rows, weight, call.args[2]], [result], call.origin)
-    back = Call(_ATEN.view_copy.default, [result, list(out.shape)], [out], call.origin)
-    return [inner, back]
-
-
 def _roll(
     ranges: Mapping[Any, Any], call: Call, _before: list[Operation]
 ) -> list[Operation] | None:
@@ -204,20 +191,6 @@ def _roll(
     return calls
 
 
-def _reshaped(
-    value: TensorValue,
-    shape: tuple[Any, ...],
-    sizes: tuple[int, ...],
-    suffix: str,
-    before: list[Operation],
-) -> TensorValue:
-    reshaped = TensorValue(
-        f"{value.name}.{suffix}", value.dtype, shape, sizes, contiguous_order(len(sizes))
-    )
-    before.append(Call(_ATEN.view_copy.default, [value, list(shape)], [reshaped], None))
-    return reshaped
-
-
 _RULES: dict[Any, Rule] = {
     _ATEN.gather.default: _int64_index(2, _NARROW_OR_BYTE),
     _ATEN.index_select.default: _int64_index(2),
@@ -233,5 +206,4 @@ _RULES: dict[Any, Rule] = {
     _ATEN.sum.dim_IntList: _copy_zero_dim,
     _ATEN.cumsum.default: _copy_zero_dim,
     _ATEN._local_scalar_dense.default: _cast_before_item,
-    _ATEN.linear.default: _linear,
 }

@@ -36,13 +36,6 @@ def by_target(rules: Mapping[Any, Rule]) -> Rule:
     return rule
 
 
-def retyped(value: TensorValue, dtype: torch.dtype) -> TensorValue:
-    """Return a new activation of another dtype."""
-    result = value.like(f"{value.name}.{str(dtype).removeprefix('torch.')}")
-    result.dtype = dtype
-    return result
-
-
 def cast(value: TensorValue, result: TensorValue, origin: Any = None) -> Call:
     """Return the call that casts a tensor to the dtype of another one."""
     args = [value, result.dtype, None, None, None, False, None]
