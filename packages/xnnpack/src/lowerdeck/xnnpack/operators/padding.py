@@ -98,7 +98,7 @@ def _repeat_refusal(call: Call) -> str | None:
     for number, size in enumerate(reversed(shape[len(shape) - len(amounts) // 2 :])):
         if not reason and any(amounts[2 * number : 2 * number + 2]) and not is_fixed(size):
             reason = "it pads a symbolic size with its elements"
-    many = () if reason else (choice_refusal(indices) for _, indices in _repeated(call))
+    many = () if reason else (choice_refusal(shape, indices) for _, indices in _repeated(call))
     return reason or next(filter(None, many), None)
 
 
