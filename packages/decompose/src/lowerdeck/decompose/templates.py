@@ -85,12 +85,19 @@ class Templates:
         """Restore torch settings."""
         self._settings.close()
 
-    def find(self, call: Call, contexts: Contexts = (), source: Node | None = None) -> Template:
+    def find(
+        self,
+        call: Call,
+        contexts: Contexts = (),
+        source: Node | None = None,
+        recorded: Any = None,
+    ) -> Template:
         """Return the template of a call, traced at the first use of its key.
 
         Args:
             contexts: Factories of the contexts around the call.
             source: Original node of the call, for rules that read its result.
+            recorded: Fake result of the call, if known.
 
         Raises:
             WholeProgramError: The call cannot be decomposed separately.
@@ -98,7 +105,7 @@ class Templates:
         return (
             self._look_up(call)
             # Contexts such as autocast require a trace.
-            or (None if contexts else self._untraced(call))
+            or (None if contexts else self._untraced(call, recorded))
             or self._trace(call, contexts, source)
         )
 
@@ -112,8 +119,8 @@ class Templates:
         self.reused += template is not None
         return template
 
-    def _untraced(self, call: Call) -> Template | None:
-        recording = record_untraced(call, self.rules, self.mode)
+    def _untraced(self, call: Call, recorded: Any) -> Template | None:
+        recording = record_untraced(call, self.rules, self.mode, recorded)
         if recording is None:
             return None
         return self._keep(call, Template.of(recording, call.key[0]))

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, Node, map_arg
 
 from lowerdeck.decompose._torch_private import run_fake, traced_meta
-from lowerdeck.decompose.calls.facts import TensorFacts, is_static
+from lowerdeck.decompose.calls.facts import TensorFacts, facts_of, is_static
 from lowerdeck.decompose.calls.keys import Call, fill
 from lowerdeck.decompose.recording import Recording, as_dispatched
 from lowerdeck.decompose.rules import Rules
@@ -36,11 +36,14 @@ _ATEN = torch.ops.aten
 TRACED = frozenset({_ATEN.as_strided.default, _ATEN.alias.default})
 
 
-def record_untraced(call: Call, rules: Rules, mode: FakeTensorMode) -> Recording | None:
+def record_untraced(
+    call: Call, rules: Rules, mode: FakeTensorMode, recorded: Any = None
+) -> Recording | None:
     """Return the recording of ``call`` if it is known to be a single call, else None.
 
     Args:
         call: A call that is in no context such as autocast.
+        recorded: Fake result of the call, if known.
     """
     # Traces add default options to factory functions.
     if not call.inputs or not isinstance(call.key[0], OpOverload):
@@ -65,7 +68,11 @@ def record_untraced(call: Call, rules: Rules, mode: FakeTensorMode) -> Recording
     try:
         if rule is not None and run_fake(rule, values, options, mode) is not NotImplemented:
             return None
-        value = _elementwise_result(call, operator, args, kwargs, mode)
+        # Inferring it takes up to 20 ms if sizes are dynamic.
+        is_known = operator is call.key[0] and not call.is_static and type(recorded) is FakeTensor
+        value = facts_of(recorded).fake(mode) if is_known else None
+        if value is None:
+            value = _elementwise_result(call, operator, args, kwargs, mode)
         value = run_fake(operator, values, options, mode) if value is None else value
     except Exception:
         # The trace will fail too, with a better message.

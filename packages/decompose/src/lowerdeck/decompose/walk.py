@@ -232,7 +232,14 @@ class Walk:
         return self.base(result.memory)
 
     def call(
-        self, target: Any, args: Any, kwargs: Any, source: Node, *, is_same: bool = False
+        self,
+        target: Any,
+        args: Any,
+        kwargs: Any,
+        source: Node,
+        *,
+        is_same: bool = False,
+        recorded: Any = None,
     ) -> Any:
         """Add the decomposition of a call, and return its result tree.
 
@@ -241,6 +248,7 @@ class Walk:
             args: Trees of values, nodes and constants.
             source: Original node whose metadata is inherited.
             is_same: Whether ``source`` is this call, so that rules may read its result.
+            recorded: Fake result of ``source``, if it is this call on inputs as recorded.
 
         Raises:
             WholeProgramError: The call is not supported.
@@ -250,7 +258,7 @@ class Walk:
             key = (*key, facts_key(facts_of(source.meta.get("val"))))
         call = call_of(target, args, kwargs, self.current, self.writer.facts, key)
         contexts = [enter for _, enter in self.state]
-        template = self.templates.find(call, contexts, source if is_same else None)
+        template = self.templates.find(call, contexts, source if is_same else None, recorded)
         new_nodes = self.writer.splice(template, call, self.inherited_meta(source))
         self._write(target, template, call.inputs, new_nodes, source)
         writes = self.templates.writes
@@ -354,7 +362,8 @@ class Walk:
             result = self._copy_as_views(node, args)
             if result is not None:
                 return result
-        return self.call(target, args, kwargs, node, is_same=True)
+        recorded = node.meta.get("val") if self._has_recorded_inputs(node, env) else None
+        return self.call(target, args, kwargs, node, is_same=True, recorded=recorded)
 
     def _has_known_parts(self, node: Node) -> bool:
         if self._known_operators is None:
