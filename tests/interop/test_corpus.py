@@ -44,7 +44,7 @@ def data_of(name: str, record: Any) -> Path | None:
 def test_our_runner_gives_what_eager_gave(name: str, memory: Literal["strict", "poison"]) -> None:
     delegated = b"XnnpackBackend" in PATHS[name].read_bytes()
     if delegated and not entry_points(group="lowerdeck.runtimes", name="XnnpackBackend"):
-        pytest.skip("no installed package registers a runtime half for XnnpackBackend")
+        pytest.skip("no installed package registers a runtime for XnnpackBackend")
     record = record_of(name)
     program = load(PATHS[name], data=data_of(name, record), memory=memory)
     for call in record["calls"]:

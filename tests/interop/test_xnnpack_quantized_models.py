@@ -53,7 +53,7 @@ def outputs_of(
 ) -> tuple[Tensor, set[XnnDatatype], dict[str, str]]:
     """Return what the official runtime gives, from a path and from bytes, and what it is made of.
 
-    Our own runtime half must give nearly the same.
+    Our own runtime must give nearly the same.
     """
     partitioner = XnnpackPartitioner(**options)
     lowered = to_backend(program, partitioner)

@@ -49,12 +49,12 @@ def named_data(delegate: LoweredBackendModule) -> dict[str, memoryview]:
 def run(
     delegate: LoweredBackendModule, runtime: Any, inputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Run one delegate with its runtime half."""
+    """Run one delegate with its runtime."""
     return run_blob(delegate.processed_bytes, runtime, named_data(delegate), inputs)
 
 
 def run_blob(
     blob: bytes, runtime: Any, data: Mapping[str, memoryview], inputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Run a blob with a runtime half."""
+    """Run a blob with a runtime."""
     return list(runtime.execute(runtime.init(memoryview(blob), [], data), inputs))

@@ -129,7 +129,7 @@ def test_a_namedtuple_among_the_outputs_has_a_text_form() -> None:
 
 
 class DoublingRuntime:
-    """The runtime half of the lowered modules of these tests."""
+    """The runtime of the lowered modules of these tests."""
 
     def init(
         self, blob: memoryview, specs: Sequence[Any], data: Mapping[str, memoryview]
@@ -345,9 +345,12 @@ def test_bounds_give_the_file_of_dimensions_with_a_maximum(
     ("bounds", "message"),
     [
         (0, "found 0 for all dimensions, expected a size of 1 or more"),
-        ({"rows": "many"}, "found 'many' for rows"),
-        ({"rows": 60}, "found 60 for rows, but the program was exported for . to 50"),
-        ({"lines": 3, "a": {5: 3}}, "found lines, dimension 5 of a, expected .*: a_1, rows"),
+        ({"rows": "many"}, "found 'many' for 'rows', expected a size"),
+        ({"rows": 60}, "found 60 for 'rows', but the program was exported for . to 50"),
+        (
+            {"lines": 3, "a": {5: 3}},
+            "found 'lines', dimension 5 of 'a', expected .*: 'a_1', 'rows'",
+        ),
     ],
 )
 def test_bounds_that_do_not_fit_are_refused(bounds: Any, message: str) -> None:

@@ -1,4 +1,4 @@
-"""A declarative backend of a few operators, its runtime half, and models for it."""
+"""A declarative backend of a few operators, its runtime, and models for it."""
 
 from __future__ import annotations
 

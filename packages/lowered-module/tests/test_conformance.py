@@ -11,7 +11,13 @@ from declarative_backends import Counting, Pocket, PocketRuntime
 from lowered_helpers import backend
 
 from lowerdeck.lowered_module import LoweringError, PartitionView, PreprocessResult
-from lowerdeck.lowered_module.testing import RunPartitioner, Sample, check_backend, generated
+from lowerdeck.lowered_module.testing import (
+    RunPartitioner,
+    Sample,
+    check_backend,
+    default_samples,
+    generated,
+)
 from lowerdeck_zoo import Of
 
 COUNTING = Sample("counting", Counting(), (torch.ones(2),))
@@ -41,14 +47,23 @@ class Off(PocketRuntime):
         return [one + torch.tensor([0.0, 0.01]) for one in super().execute(handle, inputs)]
 
 
+class Colliding(Pocket):
+    """Stores each weight under a key that is unique only in its partition."""
+
+    def compile(self, part: PartitionView) -> bytes:
+        for node, weight in part.constants.items():
+            part.store(f"weight.{part.index(node)}", weight)
+        return super().compile(part)
+
+
 @pytest.mark.parametrize(
     ("compiler", "runtime", "sample", "words"),
     [
         (Pocket, PocketRuntime, COUNTING, ""),
         (Pocket, PocketRuntime, ADDING, ""),
         (Forgetful, PocketRuntime, COUNTING, "eager's in call 2 of 3: Tensor-likes"),
-        (Pocket, Deaf, ADDING, "FAIL  the runtime half computes what the module does"),
-        (Pocket, Off, ADDING, "FAIL  the runtime half computes what the module does"),
+        (Pocket, Deaf, ADDING, "FAIL  the runtime computes what the module does"),
+        (Pocket, Off, ADDING, "FAIL  the runtime computes what the module does"),
     ],
 )
 def test_numbers_and_state_are_compared_over_several_calls(
@@ -67,7 +82,14 @@ def test_a_right_backend_passes() -> None:
     runtimes = {"Pocket": PocketRuntime()}
     report = check_backend(Pocket.partitioner(), samples=samples, runtimes=runtimes)
     assert report.passed, str(report)
-    assert "the runtime half computes what the module does (3/3)" in str(report)
+    assert "the runtime computes what the module does (3/3)" in str(report)
+
+
+def test_named_data_keys_that_collide_are_found() -> None:
+    report = check_backend(Colliding.partitioner(), samples=default_samples(()))
+    assert not report.passed
+    assert "FAIL  it can be written (0/1)" in str(report)
+    assert "named data 'weight.1': found 64 bytes for a key that already holds" in str(report)
 
 
 def test_bytes_that_change_and_wrong_debug_maps_are_found() -> None:

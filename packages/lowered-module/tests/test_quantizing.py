@@ -97,7 +97,7 @@ def test_it_prints_how_far_each_output_is_from_the_model(
     if importlib.util.find_spec("lowerdeck.runner") is not None:
         # Two weights become 0.1 and the bias 0.
         numbers = "output 0: max 0.08 (relative 0.29), mean 0.08, cosine 1.000000\n"
-        assert f"from float     on the example inputs: {numbers}" in text
+        assert f"from float     {numbers}" in text
 
 
 def test_it_names_the_weights_that_stay_float(

@@ -1,4 +1,4 @@
-"""Each operator, compiled by OpenVINO and run by our runtime half, agrees with torch."""
+"""Each operator, compiled by OpenVINO and run by our runtime, agrees with torch."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_delegate_may_not_write_constants(method: Any) -> None:
 
 
 def test_a_missing_runtime_is_told_with_what_to_do(method: Any) -> None:
-    with pytest.raises(ProgramError, match=r"'Doubler' has no runtime half.*backends="):
+    with pytest.raises(ProgramError, match=r"'Doubler' has no runtime.*backends="):
         load(doubled(method)).method()
 
 

@@ -59,7 +59,7 @@ def labels(delegate: LoweredBackendModule) -> list[str]:
 
 
 def run(delegate: LoweredBackendModule, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Return what our runtime half computes."""
+    """Return what our runtime computes."""
     handle = RUNTIME.init(memoryview(delegate.processed_bytes), [], named_data(delegate))
     return RUNTIME.execute(handle, inputs[: RUNTIME.input_count(handle)])
 

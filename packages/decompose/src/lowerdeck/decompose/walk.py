@@ -330,7 +330,7 @@ class Walk:
             if target_name == "_enter_autocast":
                 raise WholeProgramError(
                     f"{node.name!r} calls _enter_autocast: torch.export records autocast "
-                    "around control flow (cond, while_loop and the like) as such functions"
+                    "around control flow (cond, while_loop and the like) as calls of this function"
                 )
             raise WholeProgramError(f"{node.name!r} calls {target_name}, not an operator")
         # Tensors of the new graph have storage offset 0.

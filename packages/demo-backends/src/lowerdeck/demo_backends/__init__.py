@@ -1,6 +1,6 @@
 """Small example backends for Lowerdeck.
 
-Importing this package registers no backend: running a file needs only the runtime half, and
+Importing this package registers no backend: running a file needs only the runtime, and
 another compiler's backend of the same id may be in use. The first use of a name other than an
 error imports and registers both.
 """

@@ -1,7 +1,7 @@
 """Demo of debug maps in a compiler that fuses and decomposes.
 
 A convolution whose only user is a relu is fused with it into one step; a tangent becomes three
-steps. The runtime half logs each step with an identifier, and the debug map lists the nodes of
+steps. The runtime logs each step with an identifier, and the debug map lists the nodes of
 each identifier, so that times and wrong results on a device can be traced to the model's source::
 
     BackendWithDelegateMappingDemo 2 0badc0de
@@ -52,7 +52,7 @@ _RELUS = ("aten.relu.default", "aten.relu_.default")
 
 
 def _not_of_images(node: Node) -> str | None:
-    """Return why the runtime half does not support a convolution, or None."""
+    """Return why the runtime does not support a convolution, or None."""
     if arguments_of(node).get("transposed"):
         return "it is transposed"
     return None if node.meta["val"].dim() == 4 else "its input is not a batch of images"

@@ -67,7 +67,7 @@ class TextBackend(DeclarativeBackend):
         Args:
             op: Name of its operator, a key of ``kernels``.
             arguments: Its arguments; nodes stand for their values.
-            identifier: Identifier that the runtime half logs; the step's number if None.
+            identifier: Identifier that the runtime logs; the step's number if None.
 
         Raises:
             UnsupportedOperatorError: An argument is a node without a value in the partition.

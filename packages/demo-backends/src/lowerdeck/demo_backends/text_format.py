@@ -8,7 +8,7 @@ The first line has the backend's name, its version and a checksum; the program f
     mul_by first/mul %3 #0.5 [1,2]
     outputs %4
 
-Each step has an operator, the identifier that the runtime half logs, and operands:
+Each step has an operator, the identifier that the runtime logs, and operands:
 
 - ``%N``: value N; the inputs come first, then the result of each step;
 - ``@KEY/DTYPE/SIZES``: a tensor in the named data, whose key is the hash of its bytes;
@@ -57,7 +57,7 @@ class Step:
 
     Attributes:
         op: Name of the operator.
-        identifier: Key in the debug map, which the runtime half logs.
+        identifier: Key in the debug map, which the runtime logs.
         operands: Its arguments.
     """
 
@@ -150,7 +150,10 @@ def read(
         raise BlobError("expected lines of inputs and outputs, each with a newline at its end")
     head, *middle, last = (line.split(" ") for line in body.decode("ascii").split("\n")[:-1])
     if head[0] != "inputs" or last[0] != "outputs" or len(last) == 1:
-        raise BlobError(f"found {head[0]!r} and {last!r}, expected 'inputs ...' and 'outputs ...'")
+        raise BlobError(
+            f"the first line begins with {head[0][:40]!r} and the last with "
+            f"{' '.join(last[:2])[:40]!r}; expected 'inputs' and 'outputs VALUE'"
+        )
     inputs = [_input(word, named_data) for word in head[1:]]
     steps = []
     for count, (op, *words) in enumerate(middle, start=len(inputs)):

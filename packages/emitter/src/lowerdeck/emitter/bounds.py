@@ -62,7 +62,7 @@ def bounded(
     result = {name: _bounded(program, bounds, used) for name, program in programs.items()}
     requested = bounds if isinstance(bounds, Mapping) else {}
     unused = [
-        name if dim is None else f"dimension {dim} of {name}"
+        repr(name) if dim is None else f"dimension {dim} of {name!r}"
         for name, bound in requested.items()
         for dim in (bound if isinstance(bound, Mapping) else (None,))
         if (name, dim) not in used
@@ -70,8 +70,8 @@ def bounded(
     if unused:
         names = {name for p in programs.values() for name in names_of(p.graph).values()}
         raise EmitterError(
-            f"bounds: found {', '.join(unused)}, expected dynamic dimensions of inputs: "
-            f"{', '.join(sorted(names)) or 'no program has any'}"
+            f"bounds: found {', '.join(unused)}, expected names of dynamic dimensions: "
+            f"{', '.join(map(repr, sorted(names))) or 'no program has any'}"
         )
     return result
 
@@ -93,8 +93,8 @@ def _check_numbers(bounds: Bounds) -> None:
         for number in bound.values() if isinstance(bound, Mapping) else (bound,):
             if type(number) is not int or number < 1:
                 raise EmitterError(
-                    f"bounds: found {number!r} for {name}, expected a size of 1 or more, or for "
-                    "an input a mapping from dimensions to sizes"
+                    f"bounds: found {number!r} for {name if bound is bounds else repr(name)}, "
+                    "expected a size of 1 or more, or for an input a dict from dimensions to sizes"
                 )
 
 
@@ -134,7 +134,7 @@ def _bounded(
             continue
         if bound < lower or (upper is not None and bound > upper):
             raise EmitterError(
-                f"bounds: found {bound} for {names[str(symbol)]}, but the program was exported "
+                f"bounds: found {bound} for {names[str(symbol)]!r}, but the program was exported "
                 f"for {lower} to {'any size' if upper is None else upper}"
             )
         value_range = ranges[symbol]

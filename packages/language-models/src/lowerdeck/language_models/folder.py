@@ -39,7 +39,7 @@ class Vocabulary:
 
 
 def load_folder(folder: Path, *, mapped: bool = False) -> PreTrainedModel:
-    """Return the decoder of a folder in evaluation mode, computing in float32.
+    """Load the decoder model in a Hugging Face folder, in evaluation mode and float32.
 
     Weights are converted one by one while they are read, so memory holds at most one copy. Nothing
     is downloaded, and no code of the folder runs.

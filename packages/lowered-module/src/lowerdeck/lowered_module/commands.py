@@ -115,7 +115,7 @@ class LowerCommand:
             action="store_true",
             help="call the file three times in lowerdeck.runner, with other values of the "
             "example's sizes, and with the least and largest dynamic sizes, and fail if an "
-            "output or the state differs from eager's",
+            "output or the state differs from the model's (with --quantize, the float model's)",
         )
         parser.add_argument(
             "--html",
@@ -147,8 +147,8 @@ class LowerCommand:
         """Run the command, and return the exit status.
 
         Returns:
-            ``DONE`` if the file was written and, with ``--check``, agrees with eager; ``DIFFERS``
-            if it does not.
+            ``DONE`` if the file was written and, with ``--check``, agrees with the model;
+            ``DIFFERS`` if it does not.
 
         Raises:
             LoweringError: The model cannot be made, exported or lowered.
@@ -189,7 +189,7 @@ class LowerCommand:
             return ExitStatus.DONE
         largest = max(backend.largest for backend in accuracy)
         say(
-            f"{args.output} differs from eager by {largest}, more than {tolerance}:",
+            f"{args.output} differs from the model by {largest}, more than {tolerance}:",
             *(
                 f"  {backend.name} in call {backend.call}: {backend}"
                 for backend in accuracy
@@ -349,7 +349,7 @@ lower: LowerCommand = LowerCommand()
 def _compared(
     model: Example, lowered: LoweredProgram, output: Path, check: bool, stages: Stages
 ) -> tuple[tuple[OutputAccuracy, ...], str | list[str]]:
-    """Return the difference of a file's outputs from eager's, and the compared sizes.
+    """Return the difference of a file's outputs from the model's, and the compared sizes.
 
     If the file cannot be compared, no differences and the reason.
     """
@@ -370,7 +370,7 @@ def _compared(
             method = load(output).method("forward")
             return compare_calls(calls, method, state, method.state), call_sizes(calls)
         except (Exception, SystemExit) as error:
-            # The file may still be usable elsewhere: a backend may lack a runtime half here.
+            # The file may still be usable elsewhere: a backend may lack a runtime here.
             if check:
                 raise CommandError(
                     f"{output} cannot be compared: {error}", ExitStatus.FAILED

@@ -1,6 +1,6 @@
 """Compile programs with OpenVINO for the official runtime's delegate, and run the payloads.
 
-The backend and the runtime half are imported lazily: importing this package registers neither, so
+The compiler and the runtime are imported lazily: importing this package registers neither, so
 a process that only runs files uses ExecuTorch's backend of the same id.
 """
 

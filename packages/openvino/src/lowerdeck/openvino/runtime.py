@@ -1,4 +1,4 @@
-"""The runtime half, for ``lowerdeck.runner``."""
+"""Runtime of OpenVINO delegates, for ``lowerdeck.runner``."""
 
 from __future__ import annotations
 

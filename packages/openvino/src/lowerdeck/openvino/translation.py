@@ -132,7 +132,7 @@ class Translation(DeclarativeBackend):
         if not is_channels_last(tensor_of(node)):
             return value
         value = with_channels_last(value)
-        # The name records the dim order for the runtime half.
+        # The name records the dim order for the runtime.
         value.get_tensor().set_names({f"{node.name} {CHANNELS_LAST}"})
         return value
 

@@ -45,7 +45,7 @@ def make_bundle(
             model. By default this runner computes them: such cases compare a device with this
             runner, not with the model.
         data: The ``.ptd`` file of the program.
-        backends: Runtime halves of backends by id; they take precedence over installed ones.
+        backends: Runtimes of backends by id; they take precedence over installed ones.
 
     Raises:
         ProgramError: The program cannot be loaded.

@@ -1,4 +1,4 @@
-"""Find the runtime half of a backend, and bind delegate calls."""
+"""Find the runtime of a backend, and bind delegate calls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lowerdeck.runner.values.tensors import TensorSpec
 from lowerdeck.serializer import CompileSpec
 
 RUNTIMES = "lowerdeck.runtimes"
-"""Entry-point group that registers runtime halves by backend id."""
+"""Entry-point group that registers runtimes by backend id."""
 _REQUIRED_METHODS = ("init", "input_count", "execute")
 
 
 @runtime_checkable
 class BackendRuntime(Protocol):
-    """Protocol of a backend's runtime half.
+    """Protocol of a backend's runtime.
 
     Classes in the entry-point group ``lowerdeck.runtimes`` are instantiated without arguments.
     """
@@ -127,18 +127,18 @@ class LogsEvents(Protocol):
 
 
 def installed_runtimes() -> dict[str, str]:
-    """Return the entry point of each registered runtime half, by backend id."""
+    """Return the entry point of each registered runtime, by backend id."""
     return {entry.name: entry.value for entry in installed_entries(RUNTIMES)}
 
 
 def find_runtime(backend_id: str, overrides: Mapping[str, BackendRuntime]) -> BackendRuntime:
-    """Return the runtime half of a backend.
+    """Return the runtime of a backend.
 
     Args:
         overrides: The caller's runtimes by id, which take precedence.
 
     Raises:
-        ProgramError: There is no runtime half, or it cannot be imported or instantiated.
+        ProgramError: There is no runtime, or it cannot be imported or instantiated.
     """
     if backend_id in overrides:
         return overrides[backend_id]
@@ -147,13 +147,13 @@ def find_runtime(backend_id: str, overrides: Mapping[str, BackendRuntime]) -> Ba
             runtime: BackendRuntime = entry.load()()
         except (Exception, SystemExit) as error:
             raise ProgramError(
-                f"the runtime half of backend {backend_id!r} ({entry.value}) cannot be created: "
+                f"the runtime of backend {backend_id!r} ({entry.value}) cannot be created: "
                 f"{type(error).__name__}: {error}"
             ) from error
         return runtime
     backends = ", ".join(sorted({*overrides, *installed_runtimes()})) or "none"
     raise ProgramError(
-        f"the backend {backend_id!r} has no runtime half here (known: {backends}); pass "
+        f"the backend {backend_id!r} has no runtime here (known: {backends}); pass "
         f"load(..., backends={{{backend_id!r}: runtime}}), or install a package that registers "
         f"one under {RUNTIMES!r}"
     )
@@ -166,7 +166,7 @@ class Delegate:
         named_data: The program's blobs by key.
 
     Raises:
-        ProgramError: The runtime half rejects the blob.
+        ProgramError: The runtime rejects the blob.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Delegate:
         if not isinstance(runtime, BackendRuntime):
             missing = [name for name in _REQUIRED_METHODS if not hasattr(runtime, name)]
             raise ProgramError(
-                f"the runtime half of backend {backend_id!r} ({type(runtime).__name__}) has no "
+                f"the runtime of backend {backend_id!r} ({type(runtime).__name__}) has no "
                 f"{' and no '.join(missing)}: add it, see lowerdeck.runner.BackendRuntime"
             )
         try:
@@ -199,7 +199,7 @@ class Delegate:
             values: The number of inputs and outputs.
 
         Raises:
-            ProgramError: The runtime half returns a number that is negative or larger.
+            ProgramError: The runtime returns a number that is negative or larger.
         """
         count = self.runtime.input_count(self.handle)
         if not 0 <= count <= values:

@@ -48,7 +48,7 @@ def load(
     Args:
         program: The path of a ``.pte``, its bytes, or a program in memory.
         data: Its ``.ptd`` file (path or bytes), or the bytes of external tensors by name.
-        backends: Runtime halves by backend id; they take precedence over installed ones.
+        backends: Runtimes by backend id; they take precedence over installed ones.
         memory: ``"strict"`` checks the memory plan when a method is loaded: no instruction may
             overwrite a value that is live, also across calls and loop iterations. Aliases
             (reshapes and slices that share memory) are not marked in a file, so a plan that moves

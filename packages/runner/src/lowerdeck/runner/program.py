@@ -43,7 +43,7 @@ class LoadedProgram:
 
     Args:
         external: Tensors of the ``.ptd`` by name.
-        backends: Runtime halves by backend id; they take precedence over installed ones.
+        backends: Runtimes by backend id; they take precedence over installed ones.
         memory: See :func:`lowerdeck.runner.load`.
         debug: Debug maps of instructions.
         custom_kernels: Full names of additionally allowed operators.
@@ -138,7 +138,7 @@ class LoadedProgram:
         """Return a copy of the program with separate memory and state, for another thread.
 
         Constants are shared. State has its initial value, not the current one. Delegates are
-        initialized again, by a new instance of the backend's runtime half, or by the object passed
+        initialized again, by a new instance of the backend's runtime, or by the object passed
         to ``load``, which then serves several threads.
 
         Example:
@@ -219,7 +219,10 @@ class LoadedProgram:
         for number, item in enumerate(plan.delegates):
             blobs, at = self._program.backend_delegate_data, item.processed
             if at.location != DataLocation.INLINE or not 0 <= at.index < len(blobs):
-                raise ProgramError(f"delegate {number} points to blob {at.index} of {len(blobs)}")
+                raise ProgramError(
+                    f"delegate {number}: found payload {at.index} in {at.location.name}, expected "
+                    f"one of the program's {len(blobs)} payloads in INLINE"
+                )
             delegates.append(
                 Delegate(
                     item.id,

@@ -38,7 +38,7 @@ class TensorRecord(NamedTuple):
     sizes: tuple[int | str, ...]
 
     def __str__(self) -> str:
-        return f"a tensor of shape ({', '.join(map(str, self.sizes))}) of {self.dtype}"
+        return f"a {self.dtype} tensor of shape ({', '.join(map(str, self.sizes))})"
 
 
 class NumberRecord(NamedTuple):
@@ -326,7 +326,7 @@ def describe(value: Any) -> str:
     """Return a description of a value for messages."""
     if isinstance(value, torch.Tensor):
         sizes = ", ".join(map(str, value.shape))
-        return f"a tensor of shape ({sizes}) of {value.dtype}"
+        return f"a {value.dtype} tensor of shape ({sizes})"
     return f"a {type(value).__name__}" if isinstance(value, (tuple, list, dict)) else repr(value)
 
 

@@ -1,8 +1,9 @@
 """Exact integer arithmetic for operators whose kernels compute in float64, or are missing.
 
-Hashes (BLT) are sums of products beyond 2^53, where float64 does not represent every integer. In
-runtime 1.4.1 products, sums of two tensors and sums over several dimensions use integer
-arithmetic. The sum over one dimension does not; it also accumulates float64 in float32.
+Hashes of byte sequences in Byte Latent Transformers (`blt` of transformers) are sums of products
+beyond 2^53, where float64 does not represent every integer. In runtime 1.4.1 products, sums of two
+tensors and sums over several dimensions use integer arithmetic. The sum over one dimension does
+not; it also accumulates float64 in float32.
 """
 
 from __future__ import annotations

@@ -139,7 +139,10 @@ class ValueFactory:
 
 
 def layout_of(tensor: torch.Tensor) -> DimOrder:
-    """Return the layout of a tensor: channels-last only if no other layout fits."""
+    """Return the layout of a tensor.
+
+    Channels-last if the strides are, and are not also contiguous; otherwise contiguous.
+    """
     rank = tensor.dim()
     return channels_last_order(rank) if is_channels_last(tensor) else contiguous_order(rank)
 

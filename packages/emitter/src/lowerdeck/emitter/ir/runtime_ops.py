@@ -1,4 +1,4 @@
-"""Kernels that exist only in the runtime, and its kernels on numbers."""
+"""Kernels that the emitter inserts, and the kernels of arithmetic on numbers."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def join_views(
     """Extend lifetimes of views and of their sources, in place.
 
     Args:
-        first: First touch of each value.
-        last: Last touch of each value.
+        first: Index of the first instruction that reads or writes each value.
+        last: Index of the last instruction that reads or writes each value.
 
     Returns:
         For each value that is read but never written, the values that wrote its bytes.

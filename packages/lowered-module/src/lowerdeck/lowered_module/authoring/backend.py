@@ -34,10 +34,10 @@ class PreprocessResult:
     """Result of compiling one partition.
 
     Attributes:
-        processed_bytes: The blob for the backend's runtime half; it may be empty.
-        debug_handle_map: For each debug identifier that the runtime half logs, the debug handles
+        processed_bytes: The blob for the backend's runtime; it may be empty.
+        debug_handle_map: For each debug identifier that the runtime logs, the debug handles
             of its nodes (see ``DelegateMappingBuilder``); None if it logs none.
-        data_store_output: Named data that the runtime half looks up by key, such as weights that
+        data_store_output: Named data that the runtime looks up by key, such as weights that
             several delegates share (from ``NamedDataStore.get_named_data_store_output()``).
         delegate_info_meta: Any data for ahead-of-time tools, available in
             ``LoweredBackendModule.meta``; it is not written to the file. ExecuTorch's name
@@ -87,7 +87,7 @@ def with_plain_bytes(result: Any) -> PreprocessResult:
 
 
 class BackendDetails(ABC):
-    """Ahead-of-time half of a backend: compiles partitions to bytes.
+    """Compiler of a backend: converts partitions to bytes ahead of time.
 
     A backend is found by its class name, through the entry-point group ``lowerdeck.backends``,
     ``register_backend``, or because its module is imported.

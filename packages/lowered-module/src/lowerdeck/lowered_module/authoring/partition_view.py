@@ -38,7 +38,7 @@ class PartitionView:
         outputs: The nodes whose values the delegate returns, in order.
         mutations: For each mutated owned placeholder, the node of its new value.
         debug_map: From each instruction, by number or identifier, to its nodes.
-        named_data: Blobs that the runtime half looks up by key.
+        named_data: Blobs that the runtime looks up by key.
     """
 
     def __init__(self, program: ExportedProgram, compile_specs: Sequence[CompileSpec]) -> None:
@@ -118,7 +118,7 @@ class PartitionView:
             instruction: Any object; ``compile`` converts it to bytes.
             nodes: Its nodes, such as a convolution and the relu fused with it; by default the
                 visited node.
-            identifier: The identifier that the runtime half logs; the instruction's number if
+            identifier: The identifier that the runtime logs; the instruction's number if
                 None. Either all instructions of a backend have identifiers or none.
 
         Raises:
@@ -139,7 +139,7 @@ class PartitionView:
         """Add the elements of a tensor, in row-major order, to the named data.
 
         Args:
-            key: Key for the runtime half; partitions that store the same bytes under the same key
+            key: Key for the runtime; partitions that store the same bytes under the same key
                 share them.
             tensor: A dense tensor, such as one of ``constants``; it is not copied.
             alignment: The bytes start at a multiple of this many bytes of the file.

@@ -72,12 +72,12 @@ class LoweredBackendModule(torch.nn.Module):
 
     @property
     def processed_bytes(self) -> bytes:
-        """The blob, for the backend's runtime half."""
+        """The blob, for the backend's runtime."""
         return self._processed_bytes
 
     @property
     def compile_specs(self) -> list[Any]:
-        """The compile specs, for the backend and its runtime half."""
+        """The compile specs, for the backend and its runtime."""
         return self._compile_specs
 
     @property

@@ -52,10 +52,10 @@ def report_lines(
 def accuracy_lines(
     accuracy: Sequence[OutputAccuracy], compared: str | Sequence[str], *, quantized: bool
 ) -> Iterator[str]:
-    """Yield the difference from the model, of a quantised program for each output.
+    """Yield the difference from the model; for a quantised program, that of each output.
 
     Args:
-        accuracy: The difference of each output from eager's.
+        accuracy: The largest difference of each output from the model's, over all calls.
         compared: The compared input sizes, or why the accuracy is unknown.
     """
     if isinstance(compared, str):
@@ -63,7 +63,7 @@ def accuracy_lines(
         return
     if quantized:
         for output in accuracy:
-            yield f"from float     on the example inputs: {output.name}: {output}"
+            yield f"from float     {output.name}: {output}"
     else:
         largest = max((output.largest for output in accuracy), default=0.0)
         relative = max((output.relative for output in accuracy), default=0.0)

@@ -40,7 +40,7 @@ class PortableProgram(ExportedProgram):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the pickled form: torch cannot load programs with branches."""
+        """Return our own pickled form, because torch cannot load programs with ``torch.cond``."""
         tensors: list[torch.Tensor] = []
         return load_program, (dump_program(self, tensors), tensors)
 

@@ -20,7 +20,7 @@ from lowerdeck.lowered_module.inspect.summary import counted
 from lowerdeck.lowered_module.lowering import to_backend
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
 from lowerdeck.lowered_module.program.graphs import nodes_of
-from lowerdeck.lowered_module.testing.programs import Sample, generated
+from lowerdeck.lowered_module.testing.programs import Sample, TwoPartitions, generated
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class ConformanceReport:
         lines += [f"not run  {check}: {reason}" for check, reason in self.not_run.items()]
         note = "" if self.delegates else ": nothing was delegated, so nothing was tested"
         if self.delegates and self.not_run:
-            note = ", not run by a runtime half: the numbers of the files are unchecked"
+            note = ", not run by a runtime: the numbers of the files are unchecked"
         lines.append(f"{counted(self.delegates, 'delegate')}{note}")
         return "\n".join(lines)
 
@@ -76,12 +76,15 @@ class ConformanceReport:
 
 
 def default_samples(seeds: Iterable[int] = range(6)) -> list[Sample]:
-    """Return generated samples, some with state, dynamic sizes and branches.
+    """Return samples: two weighted partitions, then generated ones.
+
+    Some of the generated ones have state, dynamic sizes and branches.
 
     Args:
-        seeds: One seed for each sample.
+        seeds: One seed for each generated sample.
     """
-    return [
+    weighted = Sample("two partitions", TwoPartitions(), (torch.linspace(-1, 1, 16).view(4, 4),))
+    return [weighted] + [
         generated(seed, 10, dynamic=seed % 3 == 1, state=seed % 2 == 0, control_flow=seed % 3 == 2)
         for seed in seeds
     ]
@@ -99,7 +102,7 @@ def check_backend(
     Args:
         samples: Sample programs, each a ``Sample`` or ``(module, inputs)``; ``default_samples()``
             if None.
-        runtimes: Runtime halves by backend id, which take precedence over installed ones. Without
+        runtimes: Runtimes by backend id, which take precedence over installed ones. Without
             any, files are written but not run.
         tolerance: Largest allowed difference from eager, absolute and relative; each sample is
             called three times with different inputs, and its state is compared.
@@ -177,7 +180,7 @@ def _try_sample(
     )
     if emitted is None:
         return
-    check = "the runtime half computes what the module does"
+    check = "the runtime computes what the module does"
     obstacle = _obstacle({delegate.backend_id for delegate in delegates}, runtimes or {})
     if obstacle is not None:
         report.not_run[check] = obstacle
@@ -229,8 +232,8 @@ def _obstacle(backend_ids: set[str], runtimes: Mapping[str, Any]) -> str | None:
         return None
     names = ", ".join(sorted(missing))
     return (
-        f"no runtime half of {names} is installed: declare it as an entry point of the group "
-        "'lowerdeck.runtimes', or pass it, as check_backend(..., runtimes={backend_id: half})"
+        f"no runtime of {names} is installed: declare it as an entry point of the group "
+        "'lowerdeck.runtimes', or pass it, as check_backend(..., runtimes={backend_id: runtime})"
     )
 
 

@@ -95,6 +95,19 @@ class GeneratedModel(torch.nn.Module):
         return {"last": [values[-1], None], **values_by_name, "size": 4}
 
 
+class TwoPartitions(torch.nn.Module):
+    """Model of two partitions with different weights, for backends without ``topk``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.eye(4), torch.full((4, 4), 0.25)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of shape (4, 4)."""
+        x = torch.nn.functional.linear(x * self.weights[0], self.weights[0]).topk(4).values
+        return torch.nn.functional.linear(x * self.weights[1], self.weights[1])
+
+
 def generated(seed: int, size: int = 12, *, dynamic: bool = False, **options: bool) -> Sample:
     """Return a sample with a random model.
 

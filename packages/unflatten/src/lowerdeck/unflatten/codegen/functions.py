@@ -96,7 +96,11 @@ def deferred_function(parameters: str, write: Callable[[], _Source]) -> Function
 
 @lru_cache(4096)
 def _first_code(parameters: str) -> CodeType:
-    """Return the initial code object of a function with these parameters, which compiles it."""
+    """Return the initial code object of a function with these parameters, which compiles it.
+
+    It passes its arguments to the compiled function. So the parameter list is rewritten as an
+    argument list: without ``/`` and ``*``, and with the keyword-only ``PENDING`` passed by name.
+    """
     arguments = parameters.removesuffix(", /").replace(f" *, {PENDING}", f" {PENDING}")
     arguments = arguments.replace(f", {PENDING}", f", {PENDING}={PENDING}")
     call = f"{_COMPILE}(); return {_FUNCTION}(self{arguments})"

@@ -1,7 +1,10 @@
 """Map recorded call signatures to leaves of the working graph.
 
 A call with a signature has eager's arguments and results, so an eager module can replace its
-module.
+module. A leaf is an element of the flattened arguments or result: a node, a constant, or
+``Absent`` if the program dropped it. Export moves calls under ``no_grad`` or autocast to
+subgraphs (mode regions) and records no leaves there; ``export_preserving`` stores them in
+``trace.notes[LEAVES]``.
 """
 
 from __future__ import annotations

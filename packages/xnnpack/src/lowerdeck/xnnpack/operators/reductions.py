@@ -61,7 +61,7 @@ def _refined_mean(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
     """Return the mean, plus the mean of the residuals.
 
     This corrects the rounding error, so that the mean of equal numbers is exact. The mean is
-    rounded to 12 bits (Veltkamp splitting), so that the residuals are exact.
+    rounded to 12 bits (Veltkamp splitting), so that for equal inputs the residuals are exact.
     """
     axes = _axes(call)
     mean = mean_over(emission, tracked, axes, keep=True, in_parts=True)
