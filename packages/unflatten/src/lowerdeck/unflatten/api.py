@@ -186,7 +186,7 @@ def _signature(
         signature.in_spec,
         signature.out_spec,
         names,
-        adapts=adapter is not None or not is_valid,
+        is_variadic=adapter is not None or not is_valid,
         updates=() if mutations.inplace else tuple(_updates(working, mutations)),
     )
 

@@ -149,7 +149,7 @@ class Body:
             raise_for_argument(mismatch, labels, self.type_name or "this module")
         if self.guards is not None and not torch.compiler.is_exporting():
             self.guards.check(leaves)
-        if signature is not None and signature.adapts:
+        if signature is not None and signature.is_variadic:
             extras = {PENDING: kwargs[PENDING]} if PENDING in kwargs else {}
             args, own = pytree.tree_unflatten(leaves, signature.in_spec)
             kwargs = {**own, **extras}

@@ -1,4 +1,8 @@
-"""Pytree structure of call arguments and results, with code to flatten and unflatten them."""
+"""Call signature of a generated module: pytree structures of its arguments and its result.
+
+The body of a generated ``forward`` computes on leaves. The signature generates the parameter list,
+the lines that flatten the arguments to leaves, and the return statement that unflattens them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from lowerdeck.unflatten.errors import InputStructureError
 from lowerdeck.unflatten.metadata import ADAPTER
 
 PENDING = "_call"
-"""Parameter of generated functions for the caller's ``PendingCall``."""
+"""Parameter of generated functions that receives the caller's ``PendingCall``."""
 
 NameObject = Callable[[object], str]
 """Returns the global name of an object in generated code."""
@@ -70,45 +74,51 @@ class FlatArgsAdapter(ABC):
 
 @dataclass(frozen=True, slots=True)
 class CallSignature:
-    """Pytree structure of one module's arguments and result.
+    """Pytree structures of one module's arguments and result.
+
+    Some modules read values of other modules that are not arguments. The caller passes these as
+    extra inputs, and receives extra outputs, in a ``PendingCall``.
 
     Attributes:
         in_spec: Structure of ``(args, kwargs)``.
         out_spec: Structure of the result.
-        names: Variables of positional arguments, then of keyword arguments.
-        adapts: Take ``*args`` and ``**kwargs``, and convert them with the module's adapter if any.
-        carried: Number of extra inputs besides the arguments.
-        carries: Number of extra outputs besides the result.
-        needs: Number of extra inputs that an eager module could not compute from its arguments.
-        updates: Targets of the leading outputs, written after the graph has run: an attribute path
-            of state, or None and the index of an argument leaf.
-        is_flat: No recorded signature: values are passed in order of use.
+        names: Parameter names of positional arguments, then of keyword arguments.
+        is_variadic: Whether ``forward`` takes ``*args`` and ``**kwargs``, in which case the
+            module's adapter, if any, converts other structures.
+        extra_inputs: Number of extra inputs.
+        extra_outputs: Number of extra outputs.
+        required_inputs: Number of extra inputs that an eager replacement could not compute
+            from its arguments.
+        updates: Targets of the leading outputs, which are written after the graph has run: the
+            attribute path of a state, or None and the index of an argument leaf.
+        is_flat: Whether the call has no recorded signature: its arguments and results are tensors
+            in order of use.
     """
 
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     names: tuple[str, ...] = ()
-    adapts: bool = False
-    carried: int = 0
-    carries: int = 0
-    needs: int = 0
+    is_variadic: bool = False
+    extra_inputs: int = 0
+    extra_outputs: int = 0
+    required_inputs: int = 0
     updates: tuple[tuple[str | None, int], ...] = ()
     is_flat: bool = False
 
     @property
     def has_extras(self) -> bool:
         """Whether there are extra inputs or outputs."""
-        return bool(self.carried or self.carries)
+        return bool(self.extra_inputs or self.extra_outputs)
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
         """The parameters of the function, in order."""
-        return (*(("args", "kwargs") if self.adapts else self.names), PENDING)
+        return (*(("args", "kwargs") if self.is_variadic else self.names), PENDING)
 
     @property
     def parameters(self) -> str:
         """Source of the parameter list after ``self``."""
-        if self.adapts:
+        if self.is_variadic:
             return f", *args{f', {PENDING}' if self.has_extras else ''}, **kwargs"
         named = "".join(f", {name}" for name in self.names)
         return named + (f", *, {PENDING}" if self.has_extras else "")
@@ -119,16 +129,16 @@ class CallSignature:
         return [spec for part in self.in_spec.children() for spec in part.children()]
 
     def leaf_parameters(self) -> Iterator[str | None]:
-        """Yield each leaf's parameter, or None if the leaf is only part of one."""
-        if self.adapts:
-            yield from (None for _ in range(self.in_spec.num_leaves + self.carried))
+        """Yield the parameter that each leaf is, or None for a leaf inside of one."""
+        if self.is_variadic:
+            yield from (None for _ in range(self.in_spec.num_leaves + self.extra_inputs))
             return
         for name, spec in zip(self.names, self.parts, strict=True):
             yield from (name,) if spec.is_leaf() else (None for _ in range(spec.num_leaves))
-        yield from (None for _ in range(self.carried))
+        yield from (None for _ in range(self.extra_inputs))
 
     def labels(self) -> list[str]:
-        """Return the caller's name of each argument, for messages."""
+        """Return the name of each argument as the caller passes it, for error messages."""
         args, kwargs = self.in_spec.children()
         return [*self.names[: args.num_children], *(one_line(str(key)) for key in kwargs.context)]
 
@@ -151,7 +161,7 @@ class CallSignature:
         Raises:
             InputStructureError: The pytree structure differs from the recorded one.
         """
-        if self.adapts:
+        if self.is_variadic:
             own = {name: value for name, value in kwargs.items() if name != PENDING}
             return adapt_arguments(module, tuple(args), own, self.in_spec)
         leaves: list[Any] = []
@@ -162,13 +172,14 @@ class CallSignature:
     def flatten_lines(self, leaves: Sequence[str], object_name: NameObject) -> Iterator[str]:
         """Yield lines that flatten the parameters into the variables ``leaves``."""
         feed = iter(leaves)
-        if self.adapts:
+        if self.is_variadic:
             targets = "".join(f"{leaf}, " for leaf in islice(feed, self.in_spec.num_leaves))
             function = object_name(adapt_arguments)
             text = f"{function}(self, args, kwargs, {object_name(self.in_spec)})"
             yield f"{targets}= {text}" if targets else text
-        for name, spec, label in zip(self.names, self.parts, self.labels(), strict=True):
-            yield from () if self.adapts else _unpack_lines(name, spec, label, feed, object_name)
+        arguments = zip(self.names, self.parts, self.labels(), strict=True)
+        for name, spec, label in () if self.is_variadic else arguments:
+            yield from _unpack_lines(name, spec, label, feed, object_name)
         if targets := "".join(f"{leaf}, " for leaf in feed):
             yield f"{targets}= {PENDING}.extra_inputs"
 
@@ -176,13 +187,13 @@ class CallSignature:
         """Yield lines that unflatten the expressions ``leaves`` and return the result."""
         feed = iter(leaves)
         result = _build_expression(self.out_spec, feed, object_name)
-        if self.carries:
+        if self.extra_outputs:
             yield f"{PENDING}.extra_outputs = ({''.join(leaf + ', ' for leaf in feed)})"
         yield f"return {result}"
 
 
 def flat_signature(inputs: int, outputs: int) -> CallSignature:
-    """Return a signature of flat values."""
+    """Return the signature of a call that takes and returns tensors without structure."""
     in_spec = pytree.tree_structure((tuple([0] * inputs), {}))
     out_spec = pytree.tree_structure(0 if outputs == 1 else tuple([0] * outputs))
     names, _ = argument_variables(in_spec, None)
@@ -192,7 +203,7 @@ def flat_signature(inputs: int, outputs: int) -> CallSignature:
 def argument_variables(
     in_spec: pytree.TreeSpec, known: Sequence[str] | None
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the parameter names, and whether all keywords are valid ones.
+    """Return the parameter names, and whether all keywords are valid identifiers.
 
     Args:
         in_spec: Structure of ``(args, kwargs)``.
@@ -323,7 +334,7 @@ def flatten_like(value: Any, spec: pytree.TreeSpec, path: str) -> list[Any]:
 
 
 def _part_labels(spec: pytree.TreeSpec, leaves: Sequence[Any]) -> Iterator[str]:
-    """Yield the accessor of each leaf relative to its argument."""
+    """Yield the expression that follows the argument's name for each leaf, such as ``[0]``."""
     try:
         example = pytree.tree_unflatten(leaves, spec)
         paths = [path for path, _ in pytree.tree_flatten_with_path(example)[0]]

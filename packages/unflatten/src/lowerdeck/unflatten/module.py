@@ -347,7 +347,7 @@ class _GraphCall(torch.nn.Module):
         finally:
             RUN.pending = before
         signature = body.specializations[number].signature
-        has_more = signature is not None and signature.carries
+        has_more = signature is not None and signature.extra_outputs
         return (result, pending.extra_outputs) if has_more else result
 
 

@@ -39,7 +39,7 @@ class _Call:
 
     Attributes:
         path: Name under which the module is called.
-        values: Arguments, with their leaves before the call.
+        values: Arguments, each with its leaves before the call, to detect mutations.
         arguments: Leaves of all arguments.
         in_spec: Structure of ``(args, kwargs)``.
         inputs: Recorded leaves of the arguments.
@@ -103,23 +103,23 @@ class Recorder:
             self.refusals.setdefault(name, reason)
 
     def _write(self, program: ExportedProgram) -> None:
-        renamed = _last_names(program)
+        names = _final_names(program)
         lifted = program.graph_signature.inputs_to_lifted_tensor_constants
         constants = {id(program.constants[target]): name for name, target in lifted.items()}
 
-        def last(leaf: _Leaf) -> Any:
+        def final(leaf: _Leaf) -> Any:
             if isinstance(leaf, ConstantArgument):
                 return leaf
             # A dropped, unused value has no name.
             if isinstance(leaf, TensorArgument):
-                return TensorArgument(renamed.get(leaf.name, ""))
+                return TensorArgument(names.get(leaf.name, ""))
             return TensorArgument(constants.get(id(leaf), ""))
 
         entries = {entry.fqn: entry for entry in program.module_call_graph}
         for name, call in self.calls.items():
             if call.path in self.refusals or call.out_spec is None:
                 continue
-            inputs, outputs = list(map(last, call.inputs)), list(map(last, call.outputs))
+            inputs, outputs = list(map(final, call.inputs)), list(map(final, call.outputs))
             in_spec, out_spec = _rebuilt(call.in_spec), _rebuilt(call.out_spec)
             signature = ModuleCallSignature(inputs, outputs, in_spec, out_spec)
             if name not in entries:
@@ -196,10 +196,11 @@ class _Hooks:
         return leaves
 
 
-def _last_names(program: ExportedProgram) -> dict[str, str]:
-    """Return the finished program's name of each call leaf.
+def _final_names(program: ExportedProgram) -> dict[str, str]:
+    """Map the names that call leaves had during tracing to their names in the program.
 
-    Nodes inside mode regions, whose names may repeat, are named by a note on the node.
+    Node names are unique within one graph only. A leaf in the nested graph of a mode region gets
+    a unique id, which is stored in ``meta["custom"]`` of its node.
     """
     names: dict[str, str] = {}
     for module in graphs_of(program.graph_module):
@@ -215,9 +216,9 @@ def _last_names(program: ExportedProgram) -> dict[str, str]:
 
 
 def note_inner_leaves(program: ExportedProgram) -> None:
-    """Move leaves inside mode regions from signatures to notes on their nodes.
+    """Move the leaves of signatures that are in nested graphs to ``meta["custom"]`` of nodes.
 
-    Signatures of a saved program must not name nodes of inner graphs.
+    A saved program's signatures can name only nodes of the root graph.
     """
     notes: dict[str, dict[str, Any]] = {}
     for entry in program.module_call_graph:
@@ -282,7 +283,7 @@ def _describe(leaf: object) -> str:
 
 
 def _rebuilt(spec: pytree.TreeSpec) -> pytree.TreeSpec:
-    """Return ``spec`` as torch rebuilds it: a ``torch.Size`` becomes a tuple."""
+    """Return ``spec`` as after a save and load by torch: a ``torch.Size`` becomes a tuple."""
     if not _has_size(spec):
         return spec
     return pytree.tree_structure(pytree.tree_unflatten(range(spec.num_leaves), spec))

@@ -87,8 +87,8 @@ def _exchanged(body: Any, *, needed: bool = False) -> int:
         needed: Skip inputs that a replacement could compute.
     """
     signatures = [part.signature for part in body.specializations if part.signature is not None]
-    inputs = "needs" if needed else "carried"
-    return max((getattr(part, inputs) + part.carries for part in signatures), default=0)
+    inputs = "required_inputs" if needed else "extra_inputs"
+    return max((getattr(part, inputs) + part.extra_outputs for part in signatures), default=0)
 
 
 def refusal_of(module: torch.nn.Module) -> str:

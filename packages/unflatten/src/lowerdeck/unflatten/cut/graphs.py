@@ -54,12 +54,14 @@ class GraphBuilder:
         call = self.working.preserved.get(frame)
         if call is None:
             return None
-        extra_inputs, extra_outputs = self.extras(frame, call)
-        if not extra_inputs and not extra_outputs:
+        inputs, outputs = self.extras(frame, call)
+        if not inputs and not outputs:
             return call.signature
-        needs = sum(map(_is_computed, extra_inputs))
         return replace(
-            call.signature, carried=len(extra_inputs), carries=len(extra_outputs), needs=needs
+            call.signature,
+            extra_inputs=len(inputs),
+            extra_outputs=len(outputs),
+            required_inputs=sum(map(_is_computed, inputs)),
         )
 
     def extras(self, frame: Frame, call: PreservedCall) -> tuple[list[Node], list[Node]]:

@@ -145,7 +145,7 @@ def _structure(frame: Frame, signature: Any) -> CallSignature:
     count = signature.in_spec.child(0).num_children
     known = getattr(signature, "forward_arg_names", None) or _eager_names(frame.type_name, count)
     names, is_valid = argument_variables(signature.in_spec, known)
-    return CallSignature(signature.in_spec, signature.out_spec, names, adapts=not is_valid)
+    return CallSignature(signature.in_spec, signature.out_spec, names, is_variadic=not is_valid)
 
 
 def _eager_names(type_name: str | None, count: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Assign the borders of mode regions to module calls.
 
 A mode region is the part of a program between steps that enter and exit a mode, such as
-``torch.no_grad()`` or autocast. Export puts each into a graph that the root calls. If a call lies
+``torch.no_grad()`` or autocast. Export puts each into a graph that the root calls. If a call is
 only partly in a region, the region is split, so that each module enters and exits the mode.
 """
 

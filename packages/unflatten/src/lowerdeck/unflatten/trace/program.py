@@ -63,10 +63,10 @@ class Item:
     """One step of the program.
 
     Attributes:
-        node: The node; at a region's borders, the region's operator.
+        node: The node; at the start and end of a region, the region's operator.
         scope: The graph of the node.
         role: The kind of step.
-        inner: For borders, the region's graph.
+        inner: At the start and end of a region, the region's graph.
     """
 
     node: Node
