@@ -1,4 +1,4 @@
-"""A sample of torch's operators in other dtypes and forms of memory: right, or refused.
+"""A sample of ATen operators in other dtypes and forms of memory: right, or refused.
 
 ``nox -s conformance`` runs all of them.
 """

@@ -58,7 +58,7 @@ def test_callers_who_know_the_edge_dialect_see_it_and_the_file_is_the_same() -> 
         one.name for one in seen.to_executorch().executorch_program.execution_plan[0].operators
     ]
     assert names == ["aten::add"]
-    # A function as pass sees torch's operators, as everywhere.
+    # A function as pass sees ATen operators, as everywhere.
     found: list[Any] = []
     seen.transform([lambda gm: found.extend(n.target for n in gm.graph.nodes)])
     assert ATEN.view_copy.default in found or ATEN.view.default in found

@@ -180,7 +180,7 @@ def record(
     """Return the operators that ``function`` calls on fake tensors, as in torch's retrace.
 
     Args:
-        function: Called with ``leaves``, their tensors as functional tensors.
+        function: Called with ``leaves``, where tensors are wrapped as functional tensors.
         leaves: Fake tensors and symbols.
         rules: Decompositions of non-composite operators.
         differentiable: Positions of views of tensors that require gradients.

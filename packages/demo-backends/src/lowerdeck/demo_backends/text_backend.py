@@ -105,8 +105,8 @@ class TextBackend(DeclarativeBackend):
             return operand
         if argument not in self.operands:
             raise UnsupportedOperatorError(
-                f"{type(self).__name__} has no value for {describe_node(argument)}: arguments "
-                "must be inputs of the partition or computed in it"
+                f"{type(self).__name__} found the argument {describe_node(argument)}, "
+                "expected an input of the partition or a node in it"
             )
         return self.operands[argument]
 

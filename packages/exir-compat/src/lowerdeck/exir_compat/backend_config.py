@@ -57,7 +57,7 @@ class ExecutorchBackendConfig:
     memory is on the CPU.
 
     Attributes:
-        passes: Run on each method's program before emission, in torch's operators.
+        passes: Run on each method's program before emission, in ATen operators.
         memory_planning_pass: A :class:`MemoryPlanningPass` or an object with its attributes, or a
             mapping by method, whose allocation settings may differ.
         emit_stacktrace: Whether instructions have stack traces of the user's code.

@@ -12,7 +12,7 @@ from lowerdeck.torch_base import OpOverload
 class EdgeCompileConfig:
     """Settings of :func:`to_edge`, with exir's names.
 
-    Programs are lowered and emitted in torch's operators, so there are no Edge dialect checks and
+    Programs are lowered and emitted in ATen operators, so there are no Edge dialect checks and
     no dim-order operators. If the Edge dialect (``executorch.exir``) has been imported, managers
     return programs in it.
 
@@ -20,7 +20,7 @@ class EdgeCompileConfig:
         preserve_ops: Operators that are not decomposed.
         _check_ir_validity: Ignored: programs that cannot be emitted are always errors.
         _skip_dim_order: Ignored.
-        _use_edge_ops: False always returns programs in torch's operators.
+        _use_edge_ops: False always returns programs in ATen operators.
         _core_aten_ops_exception_list: Ignored.
     """
 

@@ -179,7 +179,7 @@ class EdgeProgramManager(Manager):
         return {name: in_edge_operators(program) for name, program in self._programs.items()}
 
     def _in_torch(self) -> dict[str, ExportedProgram]:
-        """Return the programs in torch's operators, with the original numbers and views."""
+        """Return the programs in ATen operators, with the original numbers and views."""
         return {name: in_torch_operators(program) for name, program in self._programs.items()}
 
     def _with(

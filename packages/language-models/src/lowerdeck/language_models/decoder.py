@@ -246,7 +246,7 @@ def _bound(logits: torch.Tensor) -> float:
 
 
 def _compute_in_torch(model: PreTrainedModel) -> None:
-    """Set a model's attention to one with torch's operators."""
+    """Set a model's attention to an implementation in ATen operators."""
     try:
         model.set_attn_implementation("sdpa")
     except ValueError:  # some families do not have it

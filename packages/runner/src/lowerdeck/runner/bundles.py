@@ -80,7 +80,7 @@ def make_bundle(
                 count, results = len(results), pytree.tree_leaves(computed[name](*args))
                 if len(results) != count:
                     raise InputError(
-                        f"{where}: {len(results)} expected results; the program returns {count}"
+                        f"{where}: found {len(results)} results, expected the program's {count}"
                     )
             expected_results = [
                 _bundled(value, f"{where}, result {i}") for i, value in enumerate(results)

@@ -362,7 +362,7 @@ class RootGuards:
     Args:
         placeholders: Placeholder of each user input.
         ranges: Range of each symbol.
-        conditions: Guards that export recorded, as Python.
+        conditions: Guards that export recorded, as Python expressions.
         signature: Structure of the arguments.
     """
 

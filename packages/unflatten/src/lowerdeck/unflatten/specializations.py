@@ -108,7 +108,7 @@ def _run_checked(
 
 
 def is_strict_export() -> bool:
-    """Return whether strict export traces the call; it would warn about mutations of ``RUN``."""
+    """Return whether strict export traces the call; it warns about mutations, as of ``RUN``."""
     return torch.compiler.is_exporting() and torch.compiler.is_dynamo_compiling()
 
 

@@ -71,7 +71,7 @@ class Value:
 
     @classmethod
     def fresh(cls, node: Node) -> Value:
-        """Return a value without aliases."""
+        """Return a value with memory of its own."""
         return cls(node, Memory(node))
 
     @property

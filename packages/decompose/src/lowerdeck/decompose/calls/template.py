@@ -100,7 +100,7 @@ class Template:
         """Return the template of a recorded call.
 
         Args:
-            recording: Its nodes become the template's.
+            recording: Its nodes are moved to the template.
             undecomposed: The call recorded without rules, to find the views of results, because
                 the inverses of a view and its decomposition differ. None if no result is a view.
 

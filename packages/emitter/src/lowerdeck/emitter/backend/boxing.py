@@ -39,7 +39,7 @@ def box(argument: Any, kind: str) -> Any:
         kind: The type as torch prints it, such as ``"Optional[List[int]]"``.
 
     Returns:
-        A value, None, bool, int, float, str, or one of the list arguments.
+        A ``Value``, None, bool, int, float, str, or ``ListArg``.
     """
     if kind.startswith("Optional["):
         if argument is None:

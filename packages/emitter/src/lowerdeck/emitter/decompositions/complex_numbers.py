@@ -49,7 +49,7 @@ def _is_complex(number: Any) -> bool:
 
 
 def _runs(left: Any, right: Any) -> bool:
-    """Return whether the kernels support both operands directly."""
+    """Return whether the kernels support both operands: tensors of one dtype and static sizes."""
     tensors = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
     if not tensors or left.dtype != right.dtype:
         return False

@@ -1,4 +1,4 @@
-"""Norms whose kernels lose digits.
+"""Norms whose kernels lose precision.
 
 The kernels of layer, group and instance norms compute a variance as the mean of the squares less
 the square of the mean. This cancels catastrophically if the mean is large compared to the

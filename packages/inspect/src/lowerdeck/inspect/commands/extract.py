@@ -29,7 +29,7 @@ _FOLDERS = {"delegate": "delegates", "named": "named_data"}
 
 
 class ExtractCommand:
-    """Writes each blob of a program to one file, with a ``manifest.json``."""
+    """Writes each blob of a program to its own file, and a ``manifest.json`` that lists them."""
 
     help = "write delegates and constants of a file to a folder"
 

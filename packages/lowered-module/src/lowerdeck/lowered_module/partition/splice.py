@@ -155,7 +155,7 @@ def _without(
 def _call_graph(
     entries: Iterable[ModuleCallEntry], nodes: Iterable[Node]
 ) -> list[ModuleCallEntry]:
-    """Return the call graph without the signatures of modules whose nodes are in delegates."""
+    """Return the module call graph, without signatures that name nodes in delegates."""
     names = {None, "", *(node.name for node in nodes)}
 
     def is_whole(signature: ModuleCallSignature | None) -> bool:

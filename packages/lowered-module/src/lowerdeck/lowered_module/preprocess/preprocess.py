@@ -149,7 +149,7 @@ def _run_here(cut: Cut) -> Any:
 
 @contextmanager
 def _given(cut: Cut) -> Iterator[tuple[ExportedProgram, bool]]:
-    """Yield a backend's program in torch's operators, and whether it is in the Edge dialect."""
+    """Yield a backend's program in ATen operators, and whether it is in the Edge dialect."""
     backend, own_copy = cut.backend, backend_own_copy(cut.backend)
     if own_copy is not None:
         copied = own_copy(cut.program, cut.compile_specs)

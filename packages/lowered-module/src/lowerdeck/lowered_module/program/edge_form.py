@@ -212,7 +212,7 @@ def _name_calls(graph: Graph) -> None:
 
 
 def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
-    """Convert a program of ExecuTorch's Edge dialect to torch's operators; others are unchanged.
+    """Convert a program of ExecuTorch's Edge dialect to ATen operators; others are unchanged.
 
     Calls not modified since :func:`in_edge_operators` get their original operators and scalar
     arguments back.
@@ -231,7 +231,7 @@ def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
 
 
 def torchs_verifiers(program: ExportedProgram) -> list[Any]:
-    """Return the verifiers of a program after its conversion to torch's operators.
+    """Return the verifiers of a program after its conversion to ATen operators.
 
     Args:
         program: Any program, of either dialect.

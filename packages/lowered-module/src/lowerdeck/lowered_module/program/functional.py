@@ -94,8 +94,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
 def changing_inputs(program: ExportedProgram) -> set[Node]:
     """Return the placeholders whose memory a call of ``program`` changes.
 
-    It is changed by in-place writes, also to views, and by mutations in the signature.
-    Placeholders that overlap such memory, or that another method changes, are included.
+    Changes are in-place writes, also to views, and mutations in the signature. Placeholders that
+    overlap such memory, or that another method changes, are included.
 
     Args:
         program: Any program, without its nested graphs.

@@ -95,7 +95,7 @@ def sub_program(
 
     The partition's inputs are its owned parameters, buffers, lifted constants and custom objects,
     then the arguments of its call; its outputs are mutations of owned buffers, then the values
-    that the owner reads. Each group is in the owner's order.
+    that the owning program reads. Each group is in the order of the owning program.
 
     Args:
         submodule: The partition's graph module, changed in place.

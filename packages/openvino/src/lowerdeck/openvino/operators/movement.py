@@ -69,7 +69,7 @@ def _asserted(node: Node) -> bool | str:
 
 
 def _is_table_supported(node: Node) -> bool | str:
-    """Accept a table of any supported dtype."""
+    """Accept lookups in tables of supported dtypes, which include integers and bool."""
     arguments = arguments_of(node)
     table = tensor_of(arguments["weight"] if "weight" in arguments else arguments["self"])
     return table.dtype in VALUES or f"dtype {table.dtype} is not supported"

@@ -175,7 +175,7 @@ class XnnpackPartitioner(Partitioner):
 
 
 def _tag_pieces(whole: MatchedGraph) -> None:
-    """Copy the tag of each restored call to the program's nodes that it replaced."""
+    """Copy the tag of each matched call to the nodes of the program that it replaced."""
     for node, sources in whole.sources.items():
         tag = node.meta.get("delegation_tag")
         for source in sources:
@@ -291,7 +291,7 @@ _WINDOWS = 6
 
 
 def _tag_sizes(program: ExportedProgram) -> None:
-    """Tag sizes that only one partition reads, which can derive them from its inputs."""
+    """Tag sizes that only one partition reads: it can compute them from its inputs."""
     for node in reversed(program.graph.nodes):
         if node.op != "call_function" or not isinstance(node.meta.get("val"), (int, torch.SymInt)):
             continue

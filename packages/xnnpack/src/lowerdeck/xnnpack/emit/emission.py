@@ -55,8 +55,8 @@ class Emission(Values):
             return self.scalar(float(node))
         if node not in self._tracked:
             raise UnsupportedNodeError(
-                f"XnnpackBackend has no value for {describe_node(node)}, which is read: operands "
-                "must be float tensors that are computed in the partition or are its inputs"
+                f"XnnpackBackend found the operand {describe_node(node)}, expected a float tensor "
+                "that the partition computes or gets: leave its user out of the partition"
             )
         return self._tracked[node]
 
@@ -74,7 +74,7 @@ class Emission(Values):
         if tensor is None:
             raise UnsupportedNodeError(
                 f"XnnpackBackend needs the data of {describe_node(node)} ahead of time, but the "
-                "partition reads it as an input: tag the constant with the node that reads it"
+                "partition gets it as an input: give the constant the tag of its user"
             )
         return tensor
 

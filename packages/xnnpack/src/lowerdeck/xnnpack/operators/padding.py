@@ -43,7 +43,7 @@ def _pad_scale_refusal(call: Call, scales: Scales) -> str | None:
     number = float(call.args["value"] or 0)
     steps = number / scales.result.scale + scales.result.zero_point
     if not math.isfinite(steps) or steps != round(steps) or not -128 <= steps <= 127:
-        return f"its value {number} is not representable in its input's integers"
+        return f"its value {number} is not representable at its input's scale"
     return None
 
 

@@ -139,12 +139,12 @@ def output_scales(weight: Quantized, axis: int, repeats: int) -> torch.Tensor:
     """Return the scales of output channels.
 
     Args:
-        weight: The weight of a convolution, as torch orders its dimensions.
+        weight: The weight of a convolution, with dimensions in torch's order.
         axis: The dimension of output channels.
         repeats: Number of groups, each with the channels of that dimension.
 
     Raises:
-        FloatNeededError: The scales run along another dimension.
+        FloatNeededError: The scales are per group, or along another dimension.
     """
     if weight.group or weight.axis not in (None, axis):
         raise FloatNeededError("its weight's scales are not per output channel")

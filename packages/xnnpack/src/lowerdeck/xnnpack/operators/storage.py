@@ -112,7 +112,7 @@ def _integers(
     if entry.integers is Integers.KEEPS:
         if not {limits, own} <= {None, (0.0, math.inf)} and after != source:
             return Storage(
-                base, base, "its clamp limits are not representable in its input's integers"
+                base, base, "its clamp limits are not representable at its input's scale"
             )
         result, reads = source, source
     elif entry.integers is Integers.JOINS:
