@@ -155,7 +155,7 @@ def test_a_rule_that_creates_a_constant_is_refused() -> None:
     # torch's own way fails, too.
     program, table = _exported(4, 3), _table(lambda x, **_: x * torch.tensor(2.0))
     with pytest.raises(
-        DecomposeError, match=r"create it with torch\.full; nor by run_decompositions"
+        DecomposeError, match=r"create it with torch\.full; run_decompositions fails too"
     ):
         decompose(program, table)
 

@@ -171,8 +171,8 @@ def _decompose(
         fallback = _as_a_whole(program, rules)
     except Exception as error:
         raise DecomposeError(
-            f"the program cannot be decomposed call by call, because {result}; nor by "
-            f"run_decompositions: {type(error).__name__}: {str(error).strip()}"
+            f"the program cannot be decomposed call by call, because {result}; "
+            f"run_decompositions fails too: {type(error).__name__}: {str(error).strip()}"
         ) from error
     state, constants = fallback.state_dict, fallback.constants
     parts = Parts(fallback.graph_module, fallback.graph_signature, state, constants)

@@ -75,8 +75,8 @@ class Walk:
         regions: Converter of higher-order calls.
         state: Contexts around the graph, outermost first.
         unwritten: Calls that read and return only unmutated memory.
-        only_writes: Whether these are copied regardless of the rules, if their inputs are as
-            recorded.
+        only_writes: Whether ``unwritten`` calls are copied without decomposition, if the metadata
+            of their inputs is as recorded.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class Timing:
         prompt_tokens: Number of tokens of the prompt.
         prompt_seconds: Time of the calls that read the prompt.
         tokens: Number of generated tokens after the first.
-        seconds: Time of the calls that generated these.
+        seconds: Time of the calls that generated these tokens.
     """
 
     runtime: str = OURS

@@ -19,9 +19,9 @@ _ATEN = torch.ops.aten
 
 
 def remainder(self: torch.Tensor, other: torch.Tensor) -> Any:
-    """Return ``remainder`` of integers, which the kernel truncates, and of float64.
+    """Return ``remainder`` of integers and of float64.
 
-    The kernel computes float64 in float32.
+    The kernel rounds quotients of integers toward zero, and computes float64 in float32.
     """
     if torch.float64 in (self.dtype, other.dtype):
         return _float64_remainder(self, other)
@@ -31,7 +31,7 @@ def remainder(self: torch.Tensor, other: torch.Tensor) -> Any:
 
 
 def remainder_scalar(self: torch.Tensor, other: float) -> Any:
-    """Return ``remainder`` by a number, with the same kernel faults."""
+    """Return ``remainder`` by a number, whose kernel has the faults of ``remainder``'s."""
     if self.dtype == torch.float64:
         return _float64_remainder(self, other)
     if self.is_floating_point() or isinstance(other, float):

@@ -147,7 +147,7 @@ def _convolve_transposed(
 
 
 def _split_setting(amounts: Sequence[int]) -> tuple[int, list[int]]:
-    """Return a setting for the depth, and for height and width."""
+    """Split the amounts of a convolution into that of the depth and those of height and width."""
     three = list(amounts) * 3 if len(amounts) == 1 else list(amounts)
     return three[0], three[1:]
 

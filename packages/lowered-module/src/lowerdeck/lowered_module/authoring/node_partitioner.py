@@ -165,7 +165,7 @@ class NodePartitioner(Partitioner):
         return {node: None for node in computable if node in needed}
 
     def _reason(self, node: Node) -> str | None:
-        """Return the reason for a node, "" if none is needed in reports."""
+        """Return why a node is not delegated; "" if reports omit it, None if it is delegated."""
         if node.op != "call_function" or is_getitem(node):
             return ""
         return self.objection(node)

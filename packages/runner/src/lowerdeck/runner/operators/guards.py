@@ -19,7 +19,7 @@ def _check_channels(values: Sequence[Any]) -> None:
     images, *others = values
     if images.dim() < 2:
         raise ExecutionError(
-            f"a batch norm's input has shape {list(images.shape)}; expected channels"
+            f"a batch norm's input has shape {list(images.shape)}; expected (N, C, ...)"
         )
     for position, other in enumerate(others[:4], 1):
         if isinstance(other, torch.Tensor) and other.shape != (images.shape[1],):

@@ -24,8 +24,8 @@ def place_mode_switches(tree: CallTree, items: list[Item]) -> None:
     gradients with its caller's next steps into one region, which is split here.
 
     Args:
-        tree: The call of each step; updated for borders.
-        items: The steps; borders that split a region are added.
+        tree: The call of each step; updated for added mode switches.
+        items: The steps; mode switches that split a region are added.
     """
     _join_regions(tree, items)
     regions = list(_regions(items))

@@ -332,7 +332,7 @@ def _refuse_unread_operands(
 def _companions(
     node: Node, constants: Collection[str], whole: MatchedGraph
 ) -> Iterator[tuple[Node, str | None]]:
-    """Yield nodes that must be delegated with a node, each with the reason to refuse the node."""
+    """Yield nodes without which a node is not delegated, each with the reason to report."""
     for reader in node.users if _only_prepares_operand(node, constants) else ():
         if reader.target is not ASSERTION:
             yield reader, f"{reader.name}, which reads it, is left to other kernels"

@@ -185,7 +185,7 @@ def _padding(graph: XnnGraph, uses: _Uses, node: XnnNode) -> XnnNode:
 
 
 def _row(line: Sequence[int], height: int = 1) -> tuple[int, ...]:
-    """Convert per-dimension numbers of lines to those of images of one row."""
+    """Convert per-dimension numbers of a 1-D operator to those of images of height 1."""
     return (line[0], height, *line[1:])
 
 

@@ -51,7 +51,7 @@ def _joined_alone(match: Match) -> Arguments | None:
 def _is_always_empty(node: Node) -> bool:
     """Return whether a tensor is empty and depends only on empty tensors and constants.
 
-    An empty slice of another tensor stays in the program: it may depend on the delegate.
+    An empty slice of a tensor with elements does not count: the tensor may depend on the delegate.
     """
     return is_empty(node) and all(map(_is_always_empty, node.all_input_nodes))
 
