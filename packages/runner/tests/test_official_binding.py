@@ -68,5 +68,5 @@ def test_no_runtime_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(importlib.util, "find_spec", nothing)
     assert official_binding_name() is None
-    with pytest.raises(ModuleNotFoundError, match="pip install executorch"):
+    with pytest.raises(ModuleNotFoundError, match="pip install --no-deps executorch"):
         official_binding()

@@ -119,7 +119,7 @@ def test_a_missing_runtime_names_what_to_install(
     runtime: OfficialRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lowerdeck.runner.official_runtime.official_binding_name", lambda: None)
-    with runtime, pytest.raises(OfficialRuntimeError, match="pip install executorch"):
+    with runtime, pytest.raises(OfficialRuntimeError, match="pip install --no-deps executorch"):
         runtime.backends()
 
 

@@ -210,7 +210,8 @@ def _run(args: argparse.Namespace) -> int:
     official = is_installed if args.runtime is None else args.runtime == "official"
     if official and not is_installed:
         raise CommandError(
-            "--runtime official requires executorch: pip install executorch", ExitStatus.FAILED
+            "--runtime official requires executorch: pip install --no-deps executorch",
+            ExitStatus.FAILED,
         )
     if args.tokens < 1:
         raise GenerationError(f"--tokens is {args.tokens}, expected at least 1")

@@ -47,7 +47,7 @@ def official_binding() -> dict[str, Any]:
     """
     name = official_binding_name()
     if name is None:
-        raise ModuleNotFoundError("executorch is not installed: pip install executorch")
+        raise ModuleNotFoundError("executorch is not installed: pip install --no-deps executorch")
     # The binding is linked to torch's libraries, which must be loaded first.
     importlib.import_module("torch")
     if library := _openvino_library():

@@ -129,7 +129,7 @@ class OfficialRuntime:
         if self._process is None:
             if official_binding_name() is None:
                 raise OfficialRuntimeError(
-                    "the official runtime is not installed: pip install executorch"
+                    "the official runtime is not installed: pip install --no-deps executorch"
                 )
             self._log.seek(0)
             self._log.truncate()
