@@ -97,7 +97,7 @@ def warn_of_others(config: Any) -> None:
     """Warn of ignored settings.
 
     Args:
-        config: Settings, possibly of exir's class.
+        config: A backend config of this package or of exir.
     """
     default = type(config)()
     for name in sorted({field_.name for field_ in fields(config)} - _SUPPORTED):
@@ -115,7 +115,7 @@ def emit_config(
     """Return the emission settings, and whether methods share state of equal names.
 
     Args:
-        config: Settings, possibly of exir's class.
+        config: A backend config of this package or of exir.
         constant_methods: Results of constant methods.
         methods: Method names.
 
@@ -146,7 +146,7 @@ def passes_to_run(config: Any) -> list[Any]:
     """Return the passes that run before emission.
 
     Args:
-        config: Settings, possibly of exir's class.
+        config: A backend config of this package or of exir.
 
     Raises:
         SettingError: The fusion of quantized operators is enabled, but exir is not loaded.
@@ -159,7 +159,7 @@ def file_options(config: Any) -> dict[str, Any]:
     """Return the options of ``lowerdeck.serializer.write_pte``.
 
     Args:
-        config: Settings, possibly of exir's class.
+        config: A backend config of this package or of exir.
     """
     return {
         "extract_delegate_segments": config.extract_delegate_segments,

@@ -24,4 +24,4 @@ class DelegateInputError(XnnpackError, ValueError):
 
 
 class DelegateRunError(XnnpackError, RuntimeError):
-    """A valid payload failed at run time, for instance out of memory."""
+    """A valid payload failed at run time, for instance for lack of memory."""

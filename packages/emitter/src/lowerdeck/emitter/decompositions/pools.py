@@ -1,4 +1,4 @@
-"""Decompose 3-D pooling: pool height and width, then depth."""
+"""Decompose 3-D pools and adaptive max pools into pools of fewer dimensions."""
 
 from __future__ import annotations
 

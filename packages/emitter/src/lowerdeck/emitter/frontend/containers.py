@@ -36,7 +36,7 @@ def _text(spec: pytree.TreeSpec | None) -> str:
 
 
 def _with_tuples(spec: pytree.TreeSpec, replaced: Callable[[type], bool]) -> pytree.TreeSpec:
-    """Return ``spec`` with nodes of unnamed classes replaced by tuples."""
+    """Return ``spec`` with nodes of the classes that ``replaced`` selects replaced by tuples."""
     if spec.is_leaf():
         return spec
     children = [_with_tuples(child, replaced) for child in spec.children()]

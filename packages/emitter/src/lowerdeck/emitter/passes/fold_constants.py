@@ -22,7 +22,7 @@ from lowerdeck.emitter.ir.graph import (
 from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue, Value, root_of
 from lowerdeck.torch_base import OpOverload, schema_of
 
-# A folded result is stored in the file, so it must be small, or smaller than its arguments.
+# A folded result is stored in the file, so its size in bytes is limited.
 _ALWAYS_UP_TO = 1024
 # Folding uninitialized memory would make files nondeterministic.
 _UNINITIALISED = ("empty", "resize")
@@ -46,8 +46,8 @@ def is_repeatable(target: OpOverload) -> bool:
 def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None = None) -> None:
     """Replace calls whose arguments are all constants by their results.
 
-    Calls whose result would enlarge the file are not folded; equal ones, and equal calls that
-    depend only on sizes, are merged. Calls with random results or effects stay, as do calls that
+    Calls with results of more than 1 kB are not folded; equal ones, and equal calls that depend
+    only on sizes, are merged. Calls with random results or effects stay, as do calls that
     read a weight of another file, which may be replaced.
 
     Args:

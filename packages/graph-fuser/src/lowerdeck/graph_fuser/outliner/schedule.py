@@ -98,7 +98,7 @@ class Schedule:
         ]
         if not broken:
             return None
-        # A cycle violates a pair at its first and at its last item: it is inside this range.
+        # Each cycle has an edge back to its first item and one from its last: it is in this range.
         low, high = min(low for low, _ in broken), max(high for _, high in broken)
         return Stretch(low, high, self._sorted(index, edges, low, high))
 

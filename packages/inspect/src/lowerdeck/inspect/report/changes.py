@@ -57,8 +57,8 @@ def method_changes(old: Program, new: Program) -> list[dict[str, Any]]:
 def stored_changes(old: Program, new: Program) -> list[dict[str, Any]]:
     """Return the differing constants, states, delegates and named blobs.
 
-    Entries with the same bytes and name are equal. Of the others, those with a name on both sides
-    are ``changed``.
+    Entries of equal kind, name and bytes count as unchanged. Of the others, those with a name on
+    both sides are ``changed``.
 
     Args:
         old: The program on the left.

@@ -103,7 +103,7 @@ def _plain_problem(kind: str, value: Any) -> str:
         if not isinstance(value, str):
             return f": found {shown(value)}, expected a string"
         if any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):
-            return f": found {quoted(value)}, expected text without surrogates, as in UTF-8"
+            return f": found {quoted(value)}, expected text that UTF-8 can encode"
     elif kind == "bytes":
         if not isinstance(value, FileRange):
             try:

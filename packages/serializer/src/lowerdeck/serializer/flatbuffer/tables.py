@@ -240,8 +240,8 @@ class TableReader:
         Args:
             kind: Kind of the elements.
             field: Field name, for error messages.
-            most: Limit on vectors with one number per dimension, 0 for none; it bounds the product
-                of sizes. Longer vectors raise :class:`LimitError`.
+            most: Largest length, for vectors with one number per dimension; 0 for no limit. It
+                bounds the product of sizes. Longer vectors raise :class:`LimitError`.
         """
         leaves = self._leaves[kind]
         most = most or _ANY_LENGTH

@@ -211,7 +211,9 @@ class ChainVerifier:
         """Check arguments that built-in operators use before checking them."""
         needed = len(kernel.arguments) + len(kernel.returned)
         if len(args) < needed:
-            self._refuse(f"found {len(args)} arguments of {kernel.name}, expected {needed}")
+            self._refuse(
+                f"found {len(args)} arguments of {kernel.name}, expected at least {needed}"
+            )
         for number, (letter, index) in enumerate(zip(kernel.arguments, args, strict=False)):
             self._verify_kind(kernel.name, number, index, letter)
         if kernel.returned == "n":

@@ -1,8 +1,8 @@
 """Module names of a program, and detection of shared modules.
 
 Non-strict export keeps every name of parameters and buffers, but not which modules are shared.
-Strict export keys each called module by its identity. Both keep one name of a plain tensor, which
-modules of other names then read there.
+In strict export, the keys of ``nn_module_stack`` identify the called modules. Both keep only one
+name of a shared plain tensor; modules that have it under another name read it under this one.
 
 ``ModulePaths`` has the names; ``find_shared_modules`` applies these repairs in order:
 

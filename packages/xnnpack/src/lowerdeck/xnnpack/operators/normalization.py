@@ -136,7 +136,7 @@ def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) 
 def _standardized(
     emission: Emission, shifted: Tracked, mean: Callable[[Tracked, float], Tracked], eps: float
 ) -> Tracked:
-    """Return a tensor with mean 0 and variance 1.
+    """Normalise a tensor to mean 0 and variance 1.
 
     Args:
         shifted: The tensor minus its first element, see :func:`shift_by_first`.

@@ -129,8 +129,8 @@ def _integers(
 def rounded_after(node: Node) -> XnnEncoding | None:
     """Return the encoding to which all users quantise a result, or None.
 
-    Views between the result and its users are skipped: a decomposed layer is a product between two
-    views.
+    Views and other operators that only move data are skipped: a decomposed linear layer is a view,
+    a matrix product and a view.
     """
     encodings = {
         static_encoding(user)

@@ -177,7 +177,7 @@ def _is_too_large(node: Node, graph_module: GraphModule) -> bool:
 
 
 def _can_be_quantised(node: Node, specs: Specs) -> bool:
-    """Return whether XNNPACK computes this layer on integers."""
+    """Return whether XNNPACK can compute this layer on integers with these specs."""
     weight: Any = node.args[1]
     shape: Any = weight.meta["val"].shape if isinstance(weight, Node) else ()
     if node.target in TRANSPOSED:
