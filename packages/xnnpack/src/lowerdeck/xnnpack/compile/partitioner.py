@@ -174,6 +174,10 @@ class XnnpackPartitioner(Partitioner):
         return [*whole, *quantising], is_taken
 
 
+_MOST_FOLDED = 1024
+"""Largest result in bytes that the emitter computes ahead."""
+
+
 def _tag_pieces(whole: MatchedGraph) -> None:
     """Copy the tag of each matched call to the nodes of the program that it replaced."""
     for node, sources in whole.sources.items():
@@ -186,13 +190,15 @@ def _tag_pieces(whole: MatchedGraph) -> None:
 
 
 def _generated(foldable: Sequence[Node]) -> set[str]:
-    """Return the names of foldable calls that read no weight, such as positions.
+    """Return the names of foldable calls that read no weight and return little, such as positions.
 
     The emitter computes them if they are in no delegate.
     """
     generated: set[str] = set()
     for node in foldable:
-        if all(source.name in generated for source in node.all_input_nodes):
+        value = node.meta["val"]
+        is_small = isinstance(value, torch.Tensor) and value.nbytes <= _MOST_FOLDED
+        if is_small and all(source.name in generated for source in node.all_input_nodes):
             generated.add(node.name)
     return generated
 
