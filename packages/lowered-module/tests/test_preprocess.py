@@ -7,7 +7,6 @@ import operator
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -332,7 +331,7 @@ class Damaging(ThreadPoolExecutor):
     """Hands on programs that no worker can read."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        return super().submit(fn, *(replace(one, program=b"") for one in args), **kwargs)
+        return super().submit(fn, *(one._replace(program=b"") for one in args), **kwargs)
 
 
 def test_what_cannot_travel_is_an_error() -> None:

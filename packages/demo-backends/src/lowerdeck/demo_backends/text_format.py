@@ -23,8 +23,7 @@ import hashlib
 import re
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -51,8 +50,7 @@ class Value(int):
 Operand: TypeAlias = Value | torch.Tensor | int | float | Sequence[int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """Call of one operator.
 
     Attributes:
@@ -66,8 +64,7 @@ class Step:
     operands: Sequence[Operand]
 
 
-@dataclass(frozen=True, slots=True)
-class TextProgram:
+class TextProgram(NamedTuple):
     """Decoded content of a blob.
 
     Attributes:

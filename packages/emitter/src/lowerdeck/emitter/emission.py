@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch.export import ExportedProgram
 
@@ -86,8 +86,7 @@ def emit(
     return emission.result()
 
 
-@dataclass(frozen=True, slots=True)
-class _PreparedMethod:
+class _PreparedMethod(NamedTuple):
     """A method with planned memory, except for its state."""
 
     method: Method

@@ -6,9 +6,8 @@ import copy
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -90,8 +89,7 @@ def export_language_model(
     return lower_decoder(prepared_model)
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """A decoder ready for export, with its settings.
 
     Attributes:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -23,8 +22,7 @@ _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 """Dtypes by their names in safetensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """Token ids that a runner needs.
 
     Attributes:

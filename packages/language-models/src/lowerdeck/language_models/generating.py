@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -28,8 +29,7 @@ DECODE = "decode"
 OURS = "lowerdeck.runner (Python; an emulator, not representative of the runtime's speed)"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFile:
+class ModelFile(NamedTuple):
     """A language model's file, loaded in lowerdeck.runner.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import openvino
 
@@ -13,8 +13,7 @@ from lowerdeck.openvino.payload import operator_numbers
 _RUN = openvino.ProfilingInfo.Status.EXECUTED
 
 
-@dataclass(frozen=True, slots=True)
-class ProfiledPayload:
+class ProfiledPayload(NamedTuple):
     """Payload imported with profiling, which slows calls.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowerdeck.runner.errors import ExecutionError
 from lowerdeck.serializer import JumpFalseCall
@@ -15,8 +15,7 @@ Observer = Callable[[int, int, Step], int | None]
 """Runs a step, given its chain and index, and returns its result."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """Effects of one instruction.
 
     Attributes:
@@ -34,8 +33,7 @@ class Instruction:
     in_place: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BoundChain:
+class BoundChain(NamedTuple):
     """Chain with bound instructions.
 
     Attributes:

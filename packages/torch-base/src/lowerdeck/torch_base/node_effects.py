@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -78,7 +77,7 @@ class Behaviours:
     def _function(self, node: Node) -> Behaviour:
         _, behaviour, _ = self._callee(node)
         if isinstance(node.target, HigherOrderOperator):
-            return replace(behaviour, effect=behaviour.effect | self._nested(node))
+            return behaviour._replace(effect=behaviour.effect | self._nested(node))
         for index, name in behaviour.write_flag:
             argument = node.args[index] if 0 <= index < len(node.args) else node.kwargs.get(name)
             if argument is False:
@@ -134,7 +133,7 @@ class Behaviours:
 
 @cache
 def _without_writes(behaviour: Behaviour) -> Behaviour:
-    return replace(behaviour, effect=behaviour.effect & ~Effect.WRITES, writes=())
+    return behaviour._replace(effect=behaviour.effect & ~Effect.WRITES, writes=())
 
 
 def writes_in_place(gm: GraphModule) -> bool:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 import operator
-from dataclasses import dataclass, replace
 from enum import Flag, auto
 from functools import cache
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.fx import Node
@@ -41,8 +40,7 @@ class Effect(Flag):
 Arguments: TypeAlias = tuple[tuple[int, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Behaviour:
+class Behaviour(NamedTuple):
     """Effects and aliases of a callee.
 
     Attributes:
@@ -236,12 +234,12 @@ def _find_behaviour(node: Node) -> Behaviour:
         return Behaviour(Effect.CHECK, reads_metadata_only=name in _METADATA_QUERIES)
     if isinstance(target, FunctionType) and "inplace" in inspect.signature(target).parameters:
         index = list(inspect.signature(target).parameters).index("inplace")
-        return replace(behaviour, inplace_at=index)
+        return behaviour._replace(inplace_at=index)
     if name in _MODES:
         return Behaviour(Effect.MODE)
     # Last: torch looks the operator up in a registry.
     if not behaviour.effect and node.is_impure():
-        return replace(behaviour, effect=Effect.EFFECT)
+        return behaviour._replace(effect=Effect.EFFECT)
     return behaviour
 
 

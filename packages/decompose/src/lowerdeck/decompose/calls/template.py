@@ -6,7 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node, map_arg
@@ -29,8 +29,7 @@ from lowerdeck.torch_base import (
 _ATEN = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """Node of a template.
 
     Attributes:
@@ -68,8 +67,7 @@ class Result:
     fresh: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(NamedTuple):
     """Decomposition of a call.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import fx
 from torch.export import ExportedProgram
@@ -16,8 +16,7 @@ from lowerdeck.serializer import Frame, FrameList
 from lowerdeck.torch_base import module_path, source_frame, source_frames
 
 
-@dataclass(frozen=True, slots=True)
-class InstructionSource:
+class InstructionSource(NamedTuple):
     """Source of one instruction.
 
     Attributes:

@@ -8,8 +8,7 @@ and loaded separately the user must decide, because only the names are left.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 from torch.export import ExportedProgram
@@ -27,8 +26,7 @@ MUTATIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StateView:
+class StateView(NamedTuple):
     """View of a state under one name in one method.
 
     Attributes:
@@ -46,8 +44,7 @@ StateViews: TypeAlias = Mapping[tuple[str, str], StateView]
 """The view of each state by method and by name in the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Member:
+class _Member(NamedTuple):
     """A tensor of a method, with its name."""
 
     method: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import fx
 
@@ -182,8 +182,7 @@ class Scan:
 Operation: TypeAlias = Call | Delegate | Cond | While | Scan
 
 
-@dataclass(frozen=True, slots=True)
-class WriteBack:
+class WriteBack(NamedTuple):
     """Assignment of ``source`` to a tensor outside of the graph at the end of the method."""
 
     target: TensorValue

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -25,8 +24,7 @@ Size: TypeAlias = tuple[TensorValue, int]
 """A tensor and one of its dimensions."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Empty:
+class _Empty(NamedTuple):
     """Result of a call on empty tensors.
 
     Attributes:

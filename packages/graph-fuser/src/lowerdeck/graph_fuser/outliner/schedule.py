@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch.fx import Node
 
@@ -19,8 +19,7 @@ from lowerdeck.graph_fuser.outliner.cycles import cycle_error
 from lowerdeck.graph_fuser.regions import ROOT, RegionTree
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """A range of a body that is reordered.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowerdeck.inspect.report.embed import clip, number
 from lowerdeck.inspect.report.lifetimes import callee, steps
@@ -22,8 +22,7 @@ from lowerdeck.serializer import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A byte range of the file.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowerdeck.inspect.report.aliases import join_views
 from lowerdeck.serializer import (
@@ -21,8 +21,7 @@ from lowerdeck.serializer import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LiveRange:
+class LiveRange(NamedTuple):
     """A tensor in planned memory, and the range of instructions in which it is live.
 
     Attributes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch.export import ExportedProgram
@@ -65,8 +64,7 @@ def visits(
     return mark
 
 
-@dataclass(frozen=True, slots=True)
-class _Conditions:
+class _Conditions(NamedTuple):
     """Conditions on the calls of one visitor; see ``visits`` for the attributes."""
 
     visitor: Callable[..., Any]

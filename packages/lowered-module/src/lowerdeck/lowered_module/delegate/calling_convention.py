@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -26,8 +25,7 @@ from lowerdeck.lowered_module.program.signature import argument_of
 from lowerdeck.torch_base import executorch_call_delegate, pytree, set_program_parts
 
 
-@dataclass(frozen=True, slots=True)
-class CallingConvention:
+class CallingConvention(NamedTuple):
     """Conversion between a program's arguments and results and its delegate's.
 
     Attributes:
@@ -122,7 +120,7 @@ def flatten_program(program: ExportedProgram) -> CallingConvention:
         output_specs = [spec for _, spec in kept]
         signature = ExportGraphSignature(program.graph_signature.input_specs, output_specs)
         set_program_parts(program, graph_signature=signature)
-    return replace(CallingConvention.of(program), constants=constants, mutated=mutated)
+    return CallingConvention.of(program)._replace(constants=constants, mutated=mutated)
 
 
 def single_call_program(

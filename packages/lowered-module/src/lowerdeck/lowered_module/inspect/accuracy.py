@@ -6,8 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.export import ExportedProgram
@@ -21,8 +20,7 @@ _LOG = logging.getLogger("lowerdeck.lowered_module")
 _Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class OutputAccuracy:
+class OutputAccuracy(NamedTuple):
     """Difference between one output of a lowered model and the model's.
 
     Attributes:
@@ -48,8 +46,7 @@ class OutputAccuracy:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class EagerCall:
+class EagerCall(NamedTuple):
     """One call of a model."""
 
     args: tuple[Any, ...]
@@ -202,7 +199,7 @@ def compare_calls(
     for name, number, value, expected in pair_values(calls, run, state, state_of):
         accuracy = _compare_values(value, expected)
         if name not in worst or not accuracy.largest <= worst[name].largest:
-            worst[name] = replace(accuracy, name=name, call=number)
+            worst[name] = accuracy._replace(name=name, call=number)
     return tuple(worst.values())
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -14,8 +13,7 @@ from lowerdeck.lowered_module.errors import PreprocessError
 from lowerdeck.lowered_module.program.pickling import dump_program, load_program
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """A serialized partition.
 
     Attributes:

@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.export import ExportedProgram
@@ -82,8 +81,7 @@ def _may_change(node: Node) -> bool:
     return is_merge or _is_dynamic_conv1d(node) or _is_dynamic_resize(node)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unmerged:
+class _Unmerged(NamedTuple):
     """The unmerged form of a result.
 
     Attributes:

@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -56,8 +55,7 @@ SAME_NUMBERS = (
 """Operators that are no-ops if sizes and dtype do not change."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """The integers ``first + step * i`` along one dimension, equal along the others.
 
     Attributes:
@@ -237,7 +235,7 @@ def known_of(node: Node, facts: Mapping[Any, Any]) -> Any:
     base = line.base if line.base and line.base.meta["val"].dtype == dtype else None
     is_base = base is None and not set(wide) - {line.axis}
     step = line.step if line.axis in wide else 0
-    return replace(line, step=step, base=node if is_base else base)
+    return line._replace(step=step, base=node if is_base else base)
 
 
 def _line_of(node: Node, facts: Mapping[Any, Any]) -> Line | None:
@@ -279,7 +277,7 @@ def _line_of(node: Node, facts: Mapping[Any, Any]) -> Line | None:
     # A view that inserts or drops sizes of 1.
     shapes = [[shape_of(x)[dim] for dim in _wide(x)] for x in (source, node)]
     is_plain = target is not _aten.permute.default and equal_sizes(*shapes)
-    return replace(of, axis=_wide(node)[_wide(source).index(of.axis)]) if is_plain else None
+    return of._replace(axis=_wide(node)[_wide(source).index(of.axis)]) if is_plain else None
 
 
 def _combined(target: Any, first: Line, other: Line) -> Line | None:
@@ -292,9 +290,9 @@ def _combined(target: Any, first: Line, other: Line) -> Line | None:
         _ELEMENTWISE[target](first.first + first.step * i, other.first + other.step * i)
         for i in (0, 1)
     )
-    line = replace(like, first=start, step=end - start)
+    line = like._replace(first=start, step=end - start)
     if target not in _COMPARISONS:
-        return line if line == like else replace(line, base=None)
+        return line if line == like else line._replace(base=None)
     # The signs of a difference: of the first, of the last, and those between.
     sign, last = ((x > 0) - (x < 0) for x in (start, line.step or start))
     results = {_COMPARISONS[target](x, 0) for x in range(min(sign, last), max(sign, last) + 1)}

@@ -7,8 +7,7 @@ operators compute. Sizes are bounded, and so are distances: a table stores the b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -39,8 +38,7 @@ _MOST_BYTES = 1 << 20
 """Largest size of a table."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Lookup:
+class _Lookup(NamedTuple):
     """A lookup by a function of integers in a known range.
 
     Attributes:

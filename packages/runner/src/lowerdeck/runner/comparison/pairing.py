@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -16,8 +15,7 @@ from lowerdeck.runner._torch_private import flat_graph_inputs, operator_name
 from lowerdeck.runner.profile import Event
 
 
-@dataclass(frozen=True, slots=True)
-class EagerOp:
+class EagerOp(NamedTuple):
     """Operator call of an exported program.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowerdeck.runner.instructions import BoundChain
 from lowerdeck.runner.operators.kernels import COPY_INDEX
@@ -72,8 +72,7 @@ class Groups:
         return bits
 
 
-@dataclass(frozen=True, slots=True)
-class Liveness:
+class Liveness(NamedTuple):
     """Result of the liveness analysis.
 
     Attributes:

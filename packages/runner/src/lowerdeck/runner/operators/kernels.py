@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -73,8 +72,7 @@ _TYPES_OF_LETTERS = {
 """Schema types of operators that torch does not have."""
 
 
-@dataclass(frozen=True, slots=True)
-class TorchKernel:
+class TorchKernel(NamedTuple):
     """Operator of torch.
 
     Attributes:
@@ -90,8 +88,7 @@ class TorchKernel:
     in_place: Collection[int]
 
 
-@dataclass(frozen=True, slots=True)
-class ScalarKernel:
+class ScalarKernel(NamedTuple):
     """Operator with a number as result, which goes to one more value."""
 
     name: str
@@ -99,8 +96,7 @@ class ScalarKernel:
     arity: int
 
 
-@dataclass(frozen=True, slots=True)
-class ViewKernel:
+class ViewKernel(NamedTuple):
     """Tensor operator of the runtime that torch does not have.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -38,8 +38,7 @@ def as_view(storage: Storage) -> memoryview:
         raise ProgramError(f"the bytes of a file cannot be read: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalTensor:
+class ExternalTensor(NamedTuple):
     """Tensor or blob outside of the program.
 
     Attributes:

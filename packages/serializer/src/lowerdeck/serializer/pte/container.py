@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowerdeck.serializer.errors import MagicError, OffsetError, SegmentError, TruncatedError
 from lowerdeck.serializer.flatbuffer.alignment import round_up
@@ -88,8 +89,7 @@ _OTHER_FILES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(NamedTuple):
     """The parts of one file.
 
     Attributes:

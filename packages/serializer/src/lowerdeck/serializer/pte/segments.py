@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import lcm
+from typing import NamedTuple
 
 from lowerdeck.serializer.flatbuffer.alignment import common_alignment, round_up
 from lowerdeck.serializer.flatbuffer.blobs import BlobIndex
@@ -14,8 +15,7 @@ from lowerdeck.serializer.pte.layout import FileLayout
 from lowerdeck.serializer.pte.schema import Buffer, DataSegment, SubsegmentOffsets
 
 
-@dataclass(frozen=True, slots=True)
-class NamedBlob:
+class NamedBlob(NamedTuple):
     """One key with its bytes and requested alignment."""
 
     key: str

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from lowerdeck.serializer.errors import (
     ContentError,
@@ -20,8 +19,7 @@ from lowerdeck.serializer.pte import schema
 from lowerdeck.serializer.pte.enums import TensorDataLocation, TensorShapeDynamism
 
 
-@dataclass(frozen=True, slots=True)
-class StoredData:
+class StoredData(NamedTuple):
     """Offsets of constants or initial values, and the ends of their data.
 
     Attributes:

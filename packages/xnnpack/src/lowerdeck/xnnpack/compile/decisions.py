@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch.export import ExportedProgram
@@ -16,8 +16,7 @@ from lowerdeck.xnnpack.operators.table import refusal
 from lowerdeck.xnnpack.patterns import MatchedGraph, match_patterns
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """Record that XNNPACK supports a call.
 
     Attributes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch.types import IntLikeType as Dim
@@ -71,8 +72,7 @@ _Key = tuple[int, int]
 """Sort key of a dimension: its group and its position in the group."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     """Steps of a reshape.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.fx import Node
@@ -22,8 +22,7 @@ _aten = torch.ops.aten
 _NORMS = (_aten.batch_norm.default, _aten._native_batch_norm_legit_no_training.default)
 
 
-@dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(NamedTuple):
     """Batch norm with fixed statistics, as ``x * scale + shift`` for each channel.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -23,8 +23,7 @@ INNER_TENSOR = "export.access_subclass_inner_tensor.default"
 """Operator that reads an inner tensor of a tensor subclass, such as torchao's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scales:
+class Scales(NamedTuple):
     """Quantised encodings of one call.
 
     Attributes:
@@ -59,8 +58,7 @@ Refusal: TypeAlias = Callable[[Call], str | None]
 """Returns why XNNPACK does not support a call, or None."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(NamedTuple):
     """Describes how to lower an operator to XNNPACK nodes.
 
     Attributes:

@@ -7,7 +7,7 @@ slices are concatenated along the channels and convolved as images.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.fx import Node
@@ -51,8 +51,7 @@ from lowerdeck.xnnpack.payload import FLOAT, HALF, PER_IMAGE, Layout
 _LAST = Layout.CHANNELS_LAST
 
 
-@dataclass(frozen=True, slots=True)
-class Convolution:
+class Convolution(NamedTuple):
     """Settings of a convolution, independent of its operator.
 
     Attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.types import IntLikeType as Dim
@@ -25,8 +25,7 @@ from lowerdeck.xnnpack.operators.images import largest_of_rows
 _LARGEST = float(torch.finfo(torch.float32).max)
 
 
-@dataclass(frozen=True, slots=True)
-class Mask:
+class Mask(NamedTuple):
     """Effect of a mask on an attention.
 
     Attributes:

@@ -6,7 +6,7 @@ Inputs of linear layers are statically quantised, dynamically quantised, or floa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -23,8 +23,7 @@ MOST_COARSE = 256
 _INT32 = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Filters:
+class Filters(NamedTuple):
     """Quantised filters of a layer, in memory order.
 
     Attributes:
@@ -241,7 +240,7 @@ def _dynamic(
             none = (0,) * (len(source.shape) - 1)
             source = emission.padded(emission.plain(source), (*none, 0), (*none, 1))
             matrices = [
-                replace(matrix, data=torch.nn.functional.pad(matrix.data, (0, 1)))
+                matrix._replace(data=torch.nn.functional.pad(matrix.data, (0, 1)))
                 for matrix in matrices
             ]
         filters = [store_channels(emission, matrix) for matrix in matrices]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch.fx import Node
@@ -19,8 +19,7 @@ from lowerdeck.xnnpack.operators.shapes import SHAPES
 from lowerdeck.xnnpack.payload import FLOAT, HALF
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(NamedTuple):
     """Encodings of one node.
 
     Attributes:

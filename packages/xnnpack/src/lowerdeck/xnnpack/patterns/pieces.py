@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.fx import Node
@@ -24,8 +23,7 @@ _aten = torch.ops.aten
 Arguments: TypeAlias = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorPattern:
+class OperatorPattern(NamedTuple):
     """An operator and the pattern of its decomposition.
 
     Attributes:
@@ -38,8 +36,7 @@ class OperatorPattern:
     arguments: Callable[[Match], Arguments | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """An argument of a restored operator, computed by an additional call.
 
     Attributes:

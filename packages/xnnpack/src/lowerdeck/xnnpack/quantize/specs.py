@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torchao.quantization import pt2e
@@ -13,8 +13,7 @@ from torchao.quantization.pt2e.quantizer import QuantizationSpec
 _SMALLEST_SCALE = 2**-12
 
 
-@dataclass(frozen=True)
-class Specs:
+class Specs(NamedTuple):
     """Quantisation specs of the tensors at a quantised operator.
 
     Attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lowerdeck.serializer import XnnDatatype, XnnNode, XnnValue
 
@@ -17,8 +17,7 @@ _RELATIVE = {
 """Relative rounding error of a datatype, in a result or a filter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Precision:
+class Precision(NamedTuple):
     """Precision of a node's result.
 
     Attributes:
