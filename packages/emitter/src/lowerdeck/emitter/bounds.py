@@ -160,14 +160,14 @@ def _bound_data_dependent_sizes(graph: Graph, ranges: dict[Any, Any]) -> None:
     for node in graph.nodes:
         if node.target in _PICK:
             for symbol in node.meta.get("unbacked_bindings") or ():
-                _lower_upper_bound(ranges, symbol, _most_picked(node, ranges))
+                _lower_upper_bound(ranges, symbol, _max_selected(node, ranges))
         elif node.target is _ATEN._assert_scalar.default and isinstance(node.args[0], Node):
             condition = expression_of(node.args[0].meta["val"])
             for symbol in getattr(condition, "free_symbols", ()):
-                _lower_upper_bound(ranges, symbol, _solved(condition, symbol, ranges))
+                _lower_upper_bound(ranges, symbol, _implied_bound(condition, symbol, ranges))
 
 
-def _most_picked(node: Node, ranges: Mapping[Any, Any]) -> int | None:
+def _max_selected(node: Node, ranges: Mapping[Any, Any]) -> int | None:
     """Return an upper bound on the number of elements that the masks of a call select."""
     is_index = node.target is _ATEN.index.Tensor
     indices: Any = node.args[1] if is_index else node.args
@@ -185,7 +185,7 @@ def _elements(tensor: torch.Tensor, ranges: Mapping[Any, Any]) -> int | None:
     return None if None in sizes else prod(size for size in sizes if size is not None)
 
 
-def _solved(condition: Any, symbol: Any, ranges: Mapping[Any, Any]) -> int | None:
+def _implied_bound(condition: Any, symbol: Any, ranges: Mapping[Any, Any]) -> int | None:
     """Return the upper bound that a linear condition implies for a symbol, or None."""
     operator = getattr(condition, "rel_op", "")
     if operator not in {"<=", "<", ">=", ">", "=="}:

@@ -31,14 +31,15 @@ class EmitConfig:
         memory_planner: Places the activations; see :data:`lowerdeck.emitter.MemoryPlanner`.
         plan_inputs: Whether inputs get planned memory; otherwise the caller must provide it. One
             bool for all methods, or a mapping by method name with default True.
-        plan_outputs: The same for outputs.
+        plan_outputs: Whether outputs get planned memory, in the same form as ``plan_inputs``.
         zeroed_memory: Whether the target zero-fills planned memory before the first call, so that
             zero-initialized mutable buffers need no data in the file.
         weights_file: Stem of the `.ptd` file for parameters, buffers and the named data of
             delegates (such as their weights); None to keep them in the `.pte`.
         external_constants: Returns the stem of the `.ptd` file for the placeholder of a parameter
             or buffer, or None for the `.pte`. Not called for mutable state, nor for named data of
-            delegates, whose backends choose. Excludes ``weights_file``.
+            delegates, for which the backends choose the file. Cannot be combined with
+            ``weights_file``.
         weight_names: Whether to store the fully qualified names of weights, for tools such as
             `lowerdeck inspect`; about 50 bytes each.
         stack_traces: Whether to store a stack trace of the user's code for each instruction.

@@ -53,7 +53,8 @@ def emit(
             method separate memory.
 
     Raises:
-        EmitterError: If the settings contradict each other or the programs.
+        EmitterError: If a setting is invalid or conflicts with another setting or with the
+            programs.
         DecompositionError: If torch cannot decompose the program.
         MissingKernelError: If the runtime lacks a kernel; all missing ones are named.
         UnboundedSizeError: If a size has no upper bound.
@@ -171,7 +172,7 @@ class _Emission:
         self._emitted.program.execution_plan.append(plan)
 
     def _stems(self, method: str) -> Callable[[str], str | None] | None:
-        """Return a function from weight names to stems of `.ptd` files, or None without any."""
+        """Return a function from weight names to stems of `.ptd` files; None without `.ptd`."""
         if self._files is not None:
             return self._files.of(method, self._programs[method])
         stem = self._settings.weights_file

@@ -36,7 +36,7 @@ class MissingKernelError(EmitterError):
     """The program uses operators that the target runtime has no kernel for.
 
     Attributes:
-        missing: All of them, in order of first use.
+        missing: The operators without a kernel, in order of first use.
     """
 
     exit_status: int = 4
@@ -74,4 +74,4 @@ class InvalidDelegateError(EmitterError):
 
 
 class MemoryPlanError(EmitterError):
-    """In a memory plan two live values overlap, or one is missing."""
+    """A memory plan has too few places, an invalid place, or live storages that overlap."""

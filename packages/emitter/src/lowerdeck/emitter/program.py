@@ -51,7 +51,7 @@ class EmittedProgram:
 
     @property
     def buffer(self) -> bytes:
-        """The `.pte` file as bytes, serialized at each access; exir's name of :meth:`to_bytes`."""
+        """The `.pte` file as bytes, serialized at each access; an alias of :meth:`to_bytes`."""
         return self.to_bytes()
 
     def to_bytes(self, **options: Any) -> bytes:
@@ -67,8 +67,8 @@ class EmittedProgram:
     def save(self, path: str | os.PathLike[str], **options: Any) -> int:
         """Write the `.pte` file and its `.ptd` files, without copying weights.
 
-        A crash leaves the old files, the new ones, or no `.pte` file, but never a `.pte` with
-        mismatched data files.
+        After a crash the folder has the old files, the new files, or no `.pte` file, but never a
+        `.pte` with mismatched data files.
 
         Args:
             path: Path of the program.

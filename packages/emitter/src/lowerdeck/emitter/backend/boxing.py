@@ -79,7 +79,7 @@ def literal(argument: Any) -> bool | int | float | str | None:
     if isinstance(argument, torch.dtype):
         if argument not in SCALAR_TYPES:
             raise UnsupportedError(
-                f"the file format has no code for the argument {argument} of an operator: keep "
+                f"the file format has no scalar type for the operator argument {argument}: keep "
                 "its bytes as torch.uint8 in the model, or give the node to a delegate"
             )
         return int(SCALAR_TYPES[argument])

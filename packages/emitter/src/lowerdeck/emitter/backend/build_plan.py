@@ -259,7 +259,7 @@ class PlanBuilder:
 
 
 def _alike(value: TensorValue, root: TensorValue) -> bool:
-    """Return whether a view at offset 0 has the type, shape and layout of its root."""
+    """Return whether a view has offset 0 and the dtype, shape and layout of its root."""
     kind = (value.dtype, value.sizes, value.dim_order)
     return kind == (root.dtype, root.sizes, root.dim_order)
 
@@ -271,7 +271,7 @@ def _slot(value: ScalarValue) -> Int | Bool | Double:
 
 
 def _key(argument: Any) -> Any:
-    """Return a key under which equal arguments share one value."""
+    """Return a key that is equal for arguments that can share one value."""
     if isinstance(argument, float):
         # 0.0 equals -0.0 and NaN does not equal itself, but the values are different.
         return ("float", math.copysign(1.0, argument), repr(argument))

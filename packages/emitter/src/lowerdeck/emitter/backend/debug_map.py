@@ -24,8 +24,8 @@ class InstructionSource(NamedTuple):
         operator: A kernel's full name, a backend's id, or ``"move"``, ``"jump"``.
         node: Name of the node in the caller's program, "" for steps that the emitter added.
         source_line: ``File "...", line N, in f``, "" when unknown.
-        module_path: The module's path, such as ``"layers.0.attention"``, "" when unknown.
-        results: Number of tensors that it computes.
+        module_path: Path of the node's module, such as ``"layers.0.attention"``, "" when unknown.
+        results: Number of tensors that the instruction computes.
     """
 
     handles: tuple[int, ...]
@@ -43,7 +43,7 @@ class DelegateSource:
     Attributes:
         handles: Debug handles of the call itself.
         debug_handle_map: The backend's own map, from its identifiers to debug handles.
-        sources: Source of each node inside the delegate, by its debug handle.
+        sources: Source of each node inside the delegate, keyed by the node's debug handle.
     """
 
     backend_id: str
@@ -57,20 +57,20 @@ class DebugTrace:
 
     Args:
         exported: The caller's program, before decomposition.
-        unused: Yields unused handles, for nodes without one.
+        unused: Iterator of unused handles, one of which each node without a handle gets.
     """
 
     def __init__(self, exported: ExportedProgram, unused: Iterator[int]) -> None:
         self._provenance = Provenance(exported)
         self._unused = unused
-        self._given: dict[fx.Node, int] = {}
+        self._assigned: dict[fx.Node, int] = {}
 
     def sources(self, code: Code) -> dict[int, InstructionSource]:
-        """Return the source of each step, by its index."""
+        """Return the source of each step, keyed by the step's index."""
         return {index: self._source(step) for index, step in enumerate(code.steps)}
 
     def delegates(self, code: Code) -> dict[int, DelegateSource]:
-        """Return the debug information of each step that calls a delegate, by its index."""
+        """Return the debug information of each delegate call, keyed by the index of its step."""
         sources: dict[int, DelegateSource] = {}
         for index, step in enumerate(code.steps):
             if isinstance(step, DelegateStep):
@@ -104,9 +104,9 @@ class DebugTrace:
         handle = node.meta.get("debug_handle")
         if isinstance(handle, int):
             return handle
-        if node not in self._given:
-            self._given[node] = next(self._unused)
-        return self._given[node]
+        if node not in self._assigned:
+            self._assigned[node] = next(self._unused)
+        return self._assigned[node]
 
 
 def unused_handles(programs: Iterable[ExportedProgram]) -> Iterator[int]:
@@ -148,6 +148,6 @@ def _location(node: fx.Node) -> str:
 
 
 def stack_frames(origin: fx.Node | None) -> FrameList:
-    """Return the stack trace of a node as the file format has it, outermost frame first."""
+    """Return the stack trace of a node as frames of the file format, outermost first."""
     frames = source_frames(origin) if origin is not None else ()
     return FrameList([Frame(f.file, f.line, f.function, f.code) for f in frames])

@@ -22,7 +22,8 @@ class ExternalWeights:
 
     Args:
         store: Receives the bytes, without a copy.
-        stem_of: Returns the stem of the `.ptd` file of a parameter or buffer, None for the `.pte`.
+        stem_of: Returns the stem of the `.ptd` file for a parameter or buffer, None for the
+            `.pte`.
     """
 
     def __init__(self, store: NamedDataStore, stem_of: Callable[[str], str | None]) -> None:
@@ -32,7 +33,7 @@ class ExternalWeights:
     def add(
         self, value: TensorValue, root: TensorValue, offset: int, data: memoryview
     ) -> str | None:
-        """Store the bytes of a weight; return the key under which the runtime finds it.
+        """Store the bytes of a weight; return the key that the runtime looks up.
 
         Args:
             value: The weight as the program reads it.
@@ -58,7 +59,7 @@ class ExternalWeights:
 
 
 class ChosenFiles:
-    """Files of parameters and buffers, chosen by the caller's function.
+    """Assigns parameters and buffers to files with the caller's function.
 
     Args:
         choose: Returns the stem of a `.ptd` file, or None, for the placeholder of a parameter or

@@ -22,7 +22,7 @@ def bicubic(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Any:
-    """Return a bicubic resize: each output row and column is a weighted sum of input ones."""
+    """Return a bicubic resize: output rows and columns are weighted sums of input ones."""
     sizes = (*self.shape[-2:], *output_size)
     if not all(isinstance(size, int) for size in sizes) or self.dtype != torch.float32:
         return NotImplemented

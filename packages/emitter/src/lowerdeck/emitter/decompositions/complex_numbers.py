@@ -48,8 +48,8 @@ def _is_complex(number: Any) -> bool:
     return isinstance(number, complex)
 
 
-def _runs(left: Any, right: Any) -> bool:
-    """Return whether the kernels support both operands: tensors of one dtype and static sizes."""
+def _has_kernel(left: Any, right: Any) -> bool:
+    """Return whether the kernels support both operands: tensors of one dtype, static sizes."""
     tensors = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
     if not tensors or left.dtype != right.dtype:
         return False
@@ -61,14 +61,14 @@ def _varies(number: torch.Tensor) -> bool:
     return not all(isinstance(size, int) for size in number.shape)
 
 
-def _adds(left: Any, right: Any) -> bool:
-    """Return whether the kernels of ``add`` and ``sub`` support both: they do not broadcast."""
-    return _runs(left, right) and left.shape == right.shape
+def _has_add_kernel(left: Any, right: Any) -> bool:
+    """Return whether ``add`` and ``sub`` support both operands: their kernels do not broadcast."""
+    return _has_kernel(left, right) and left.shape == right.shape
 
 
 def product(self: torch.Tensor, other: Any) -> Any:
     """Return a product with at least one complex factor."""
-    if _runs(self, other):
+    if _has_kernel(self, other):
         return NotImplemented
     (a, b), (c, d) = _parts(self), _parts(other)
     if not _is_complex(self):
@@ -80,7 +80,7 @@ def product(self: torch.Tensor, other: Any) -> Any:
 
 def quotient(self: torch.Tensor, other: Any) -> Any:
     """Return a quotient with at least one complex operand."""
-    if _runs(self, other):
+    if _has_kernel(self, other):
         return NotImplemented
     (a, b), (c, d) = _parts(self), _parts(other)
     if not _is_complex(other):
@@ -102,7 +102,7 @@ def total(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
     Args:
         alpha: Factor of ``other``.
     """
-    if _adds(self, other) and alpha == 1:
+    if _has_add_kernel(self, other) and alpha == 1:
         return NotImplemented
     (a, b), (c, d) = _parts(self), _parts(other)
     return _joined(a + c * alpha, b + d * alpha)
@@ -114,7 +114,7 @@ def difference(self: torch.Tensor, other: Any, *, alpha: float = 1) -> Any:
     Args:
         alpha: Factor of ``other``.
     """
-    if _adds(self, other) and alpha == 1:
+    if _has_add_kernel(self, other) and alpha == 1:
         return NotImplemented
     return total(self, other, alpha=-alpha)
 
@@ -170,7 +170,7 @@ def angle(self: torch.Tensor) -> Any:
 
 
 def _on_pairs(change: Callable[..., torch.Tensor], *, fixed: bool = True) -> Callable[..., Any]:
-    """Return a rule that applies ``change`` to tensors of pairs.
+    """Return a rule that applies ``change`` to complex tensors, viewed as pairs of real numbers.
 
     Args:
         fixed: Whether the rule also applies to static shapes, for which a kernel may exist.
@@ -200,7 +200,7 @@ def concatenated(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     """Return ``cat`` of complex tensors with a dynamic shape.
 
     Args:
-        dim: The dimension in which they follow each other.
+        dim: The dimension to concatenate along.
     """
     if not any(tensor.is_complex() and _varies(tensor) for tensor in tensors):
         return NotImplemented

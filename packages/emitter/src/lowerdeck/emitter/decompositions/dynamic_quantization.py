@@ -12,7 +12,7 @@ import torch
 
 
 def check_range(quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
-    """Check that the limits fit the dtype, as eager does; a cast would wrap around.
+    """Check, as eager does, that the limits fit the dtype; a cast would wrap around.
 
     Raises:
         ValueError: A limit is out of the dtype's range.

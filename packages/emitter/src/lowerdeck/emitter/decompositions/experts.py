@@ -12,7 +12,7 @@ from lowerdeck.torch_base import OpOverload
 
 
 def expert_rules() -> dict[OpOverload, Callable[..., Any]]:
-    """Return rules for the grouped products of torch and of loaded libraries."""
+    """Return rules for the grouped matrix products of torch and of loaded operator libraries."""
     rules: dict[OpOverload, Callable[..., Any]] = {}
     for space, name, rule in (
         ("aten", "_grouped_mm", _torch_product),
@@ -31,8 +31,8 @@ def grouped_product(
 ) -> Any:
     """Return the product of each row with the weight of its group.
 
-    Each weight multiplies all rows, with the rows of other groups set to zero: XNNPACK has such
-    products, but no selection of rows. A row with an infinite element becomes NaN.
+    Each weight multiplies all rows, with the rows of other groups set to zero: XNNPACK can
+    multiply whole matrices, but cannot select rows. A row with an infinite element becomes NaN.
 
     Args:
         input: The rows, sorted by group, shape (rows, inner).

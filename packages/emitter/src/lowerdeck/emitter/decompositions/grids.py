@@ -77,7 +77,7 @@ def _mirrored(position: torch.Tensor, low: float, span: float) -> torch.Tensor:
 
 
 def _elements(flat: torch.Tensor, near: list[torch.Tensor], sizes: list[int]) -> torch.Tensor:
-    """Return elements at integer positions, zero outside; shape (batch, channels, positions)."""
+    """Return elements at integer positions, zeros outside; shape (batch, channels, positions)."""
     inside = torch.ones_like(near[0], dtype=torch.bool)
     flat_index = torch.zeros_like(near[0], dtype=torch.int64)
     for along, size in zip(near[::-1], sizes[::-1], strict=True):

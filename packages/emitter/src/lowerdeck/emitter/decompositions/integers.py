@@ -48,7 +48,7 @@ def product(self: torch.Tensor, mat2: torch.Tensor) -> torch.Tensor:
     """Return ``_int_mm``: the product of 8-bit matrices, accumulated in 32 bits.
 
     Args:
-        self: The rows, signed or not.
+        self: The left matrix, int8 or uint8.
     """
     return torch.mm(self.to(torch.int32), mat2.to(torch.int32))
 

@@ -1,7 +1,7 @@
 """Keep the memory layout of torch's results in decompositions.
 
-A program has no strides, but the model was traced with torch's: a ``view`` that is legal for them
-may fail for others.
+A program has no strides, but the model was traced with torch's: a ``view`` that is legal for
+torch's strides may fail for others.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def keeping_layouts(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``rule`` with results in the memory layout of the traced node's results.
 
     Args:
-        rule: A decomposition. Nested in another one, the traced node is that of the outer one;
-            only results of the same shape get its layout, and values do not change.
+        rule: A decomposition. If another decomposition calls it, the traced node is that of the
+            caller; only results of the same shape get its layout, and values do not change.
     """
 
     @wraps(rule)
@@ -53,7 +53,7 @@ def _like(result: Any, traced: Any) -> Any:
 
 
 def _outermost_first(tensor: torch.Tensor) -> list[int]:
-    """Return the dimensions in order of descending stride; equal ones keep their order."""
+    """Return the dimensions by descending stride; those of equal stride keep their order."""
     order: list[int] = []
     for dim, stride in enumerate(tensor.stride()):
         at = len(order)

@@ -125,7 +125,7 @@ def adaptive_max_pool(
 
 
 def _largest(values: torch.Tensor, dim: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the maxima of ``count`` windows along ``dim``, and their indices in it."""
+    """Return the maxima of ``count`` windows along ``dim``, and their indices along it."""
     size = values.size(dim)
     if count == 1:
         return torch.max(values, dim, True)

@@ -50,7 +50,7 @@ def _quantize(
 
 
 def _number(value: Any, dtype: torch.dtype) -> Any:
-    """Return a tensor of one element without dimensions; a number unchanged."""
+    """Return a one-element tensor without dimensions, or a number unchanged."""
     return value.to(dtype).reshape(()) if isinstance(value, torch.Tensor) else value
 
 

@@ -1,6 +1,7 @@
 """Decompositions of operators whose kernel is missing or wrong for some arguments.
 
-A rule returns ``NotImplemented`` where the kernel is right, and torch keeps the operator.
+A rule returns ``NotImplemented`` for calls that the kernel computes correctly; torch then keeps
+the operator.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def remainder(self: torch.Tensor, other: torch.Tensor) -> Any:
 
 
 def remainder_scalar(self: torch.Tensor, other: float) -> Any:
-    """Return ``remainder`` by a number, whose kernel has the faults of ``remainder``'s."""
+    """Return ``remainder`` by a number: its kernel has the same faults as that for two tensors."""
     if self.dtype == torch.float64:
         return _float64_remainder(self, other)
     if self.is_floating_point() or isinstance(other, float):
@@ -89,14 +90,14 @@ def constant_pad(self: torch.Tensor, pad: Sequence[int], value: float = 0) -> An
 
 
 def roll(self: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Any:
-    """Return ``roll`` without dimensions as one of the flattened tensor: the kernel needs them."""
+    """Roll the flattened tensor if there are no ``dims``: the kernel needs them."""
     if dims:
         return NotImplemented
     return torch.roll(self.reshape(-1), shifts, [0]).reshape(self.shape)
 
 
 RANGES: ContextVar[Mapping[Any, Any] | None] = ContextVar("RANGES", default=None)
-"""Ranges of symbols in the program being decomposed; while tracing, torch assumes at least 2."""
+"""Ranges of symbols in the program being decomposed; while tracing, torch assumes sizes >= 2."""
 
 
 def linear(
@@ -104,7 +105,7 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> Any:
-    """Return ``linear`` of a vector as that of a matrix: the kernel needs two dimensions."""
+    """Return ``linear`` of a vector via a one-row matrix: the kernel needs two dimensions."""
     if input.dim() != 1 or weight.dim() != 2:
         return NotImplemented
     return _ATEN.linear.default(input.unsqueeze(0), weight, bias).squeeze(0)
@@ -147,13 +148,14 @@ def logit(self: torch.Tensor, eps: float | None = None) -> Any:
 def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.Tensor:
     """Return ``empty`` by the kernel that sets dynamic shapes.
 
-    Nothing is filled. The call marks the value as written for checks of the memory plan.
+    The elements stay uninitialized. The call marks the value as written for checks of the memory
+    plan.
     """
     return torch.empty(size, dtype=options.get("dtype"))
 
 
 def copy_strided(self: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:  # noqa: ARG001
-    """Return a copy; ignore ``stride``, which torch passes but programs do not have."""
+    """Return a copy; ignore the ``stride`` that torch passes: a program has no strides."""
     copied: torch.Tensor = _ATEN.clone.default(self)
     return copied
 

@@ -1,7 +1,7 @@
 """Decompose cumulative products, maxima and minima: only ``cumsum`` has a kernel.
 
-Each is a scan by doubling: after step k every element holds the result over the 2 ** k elements up
-to it, so that n elements take log2(n) elementwise steps.
+Each is a scan by doubling: after step k every element holds the result over the last 2 ** k
+elements up to itself. So n elements take log2(n) elementwise steps.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def _extremes(self: torch.Tensor, dim: int, beats: Callable[..., torch.Tensor]) 
 
 
 def _dynamically_doubled(values: Sequence[torch.Tensor], dim: int, join: Joined) -> Any:
-    """Return the scan along a dynamic size with an idempotent operation.
+    """Return the scan of ``values`` along a dynamic dimension; ``join`` must be idempotent.
 
-    An element without a predecessor at the distance is joined with the first element, which its
-    result already includes.
+    Each step joins every element with the one ``distance`` before it, or with element 0 if there
+    is none. Element 0 is then included twice, which does not change an idempotent operation.
     """
     size = values[0].size(dim)
     bound = size_range(size, RANGES.get())[1]

@@ -92,8 +92,8 @@ def embedding_bag(
 ) -> Any:
     """Return sums, means or maxima of table rows, one bag of rows each.
 
-    Only the first result is computed: the others serve the gradient, and keep their sizes at
-    export.
+    Only the first result is computed: the others are only needed for gradients, and keep the sizes
+    recorded at export.
 
     Args:
         weight: The table, shape (rows, features).

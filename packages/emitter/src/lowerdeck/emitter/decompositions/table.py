@@ -104,8 +104,8 @@ def pre_partition_rules(selective: Container[OpOverload]) -> dict[OpOverload, Ca
     """Return rules to apply before partitioning, so that backends get the parts.
 
     Args:
-        selective: Operators of which all partitioners take only some calls. The rules are for the
-            others.
+        selective: Operators of which every partitioner supports only some calls; a rule decomposes
+            the others.
     """
     volumes = {_CONV3D: conv3d} if _CONV3D in selective else {}
     return {**expert_rules(), **volumes}
@@ -127,11 +127,11 @@ class Decompositions:
 
 
 def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> Decompositions:
-    """Return torch's decompositions with our own where the runtime's kernels require them.
+    """Return torch's decompositions, overridden by ours where the runtime's kernels require it.
 
     Args:
-        settings: Its decompositions take precedence, and its custom kernels keep quantized
-            operators.
+        settings: The settings: their decompositions take precedence, and quantized operators with
+            a custom kernel stay.
         complex_numbers: Whether to include rules for complex numbers, which slow tracing down.
     """
     rules: dict[Any, Callable[..., Any]] = dict(core_decompositions())

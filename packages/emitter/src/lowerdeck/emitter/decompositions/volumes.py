@@ -36,10 +36,11 @@ def convolution(
         weight: The weight, shape (outputs, channels / groups, *kernel); of a transposed
             convolution (channels, outputs / groups, *kernel).
         stride: Step along each dimension, or one for all.
-        padding: Zeros around the volume; of a transposed convolution the number cut off.
+        padding: Zeros around the volume; for a transposed convolution, the elements cropped at
+            each side.
         dilation: Distance between the taps of the kernel.
         transposed: Whether this is a transposed convolution.
-        output_padding: Elements that a transposed convolution adds at the end.
+        output_padding: Elements that a transposed convolution adds at the end of each dimension.
         groups: Number of groups of channels.
     """
     if input.dim() != 5:

@@ -35,7 +35,7 @@ class ConstantPool:
     def bytes_of(self, tensor: torch.Tensor, dim_order: tuple[int, ...]) -> memoryview:
         """Return the bytes of a tensor in the given layout, cached by tensor.
 
-        The memory is not copied if the tensor has that layout.
+        The memory is not copied if the tensor already has that layout.
 
         Args:
             tensor: A dense tensor on any device.

@@ -60,7 +60,7 @@ def read_method(
         states: Mutable state of the program's methods, from :func:`find_states`.
 
     Raises:
-        UnsupportedError: If a program cannot express a part of it.
+        UnsupportedError: If the file format or the runtime does not support a part of it.
         UnboundedSizeError: If a size has no upper bound.
     """
     return _Reader(name, exported, plan_inputs, states).read()
@@ -254,8 +254,8 @@ class _Reader:
     def _rewriting(self, node: fx.Node) -> tuple[Operation, Any]:
         """Return the functional call of a custom operator that mutates whole tensors.
 
-        torch identifies each mutated argument by its index in ``_all_bases``. The new values
-        follow the operator's results; views have further keyword arguments.
+        torch identifies each mutated argument by its index in ``_all_bases``. The node returns the
+        operator's results, then the new values; it has further keyword arguments for views.
         """
         target: Any = node.args[0]
         keywords: dict[str, Any] = dict(node.kwargs)
@@ -387,7 +387,7 @@ class _Reader:
     def _loop(
         self, node: fx.Node, body: Any, initial: Sequence[Any], xs: Sequence[Any], extra: Any = ()
     ) -> Operation:
-        """Return a scan; a map carries nothing."""
+        """Return the ``Scan`` of a scan or map node; a map has no carried values."""
         inner = [item for item in body.graph.nodes if item.op == "placeholder"]
         metas, count = list(node.meta["val"]), len(initial)
         carried = self._fresh(f"{node.name}.carry", metas[:count])
@@ -410,7 +410,7 @@ def _broadcast_size(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def tree_leaves_keep_none(results: Sequence[Any]) -> list[Any]:
-    """Return results as one flat list; None counts as a leaf."""
+    """Return the leaves of ``results`` as one flat list; None counts as a leaf."""
     flat: list[Any] = []
     for item in results:
         flat.extend(tree_leaves_keep_none(item) if isinstance(item, (list, tuple)) else [item])

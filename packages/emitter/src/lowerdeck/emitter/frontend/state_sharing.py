@@ -1,8 +1,9 @@
 """Find state that methods share, by memory or by equal names if the user allows it.
 
 A state is a block of memory that any method writes. Names do not identify it: two models may both
-have a buffer called ``cache``, and two names may alias. For methods of one model that were saved
-and loaded separately the user must decide, because only the names are left.
+have a buffer called ``cache``, and two names may alias. Methods of one model that were saved and
+loaded separately have no common memory, only equal names: the user must decide whether these share
+state.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ _Groups: TypeAlias = dict[tuple[str, int], list[_Member]]
 
 
 def find_states(programs: Mapping[str, ExportedProgram], *, by_name: bool) -> StateViews:
-    """Return the view of each name of each method that aliases written memory.
+    """Return a view for each tensor, by method and name, that aliases mutated memory.
 
-    Reads are included: a method must observe the writes of others.
+    Tensors that a method only reads are included: it must observe the writes of other methods.
 
     Args:
         by_name: Whether equal names are one state in all methods, also in different memories.
@@ -100,7 +101,7 @@ def find_states(programs: Mapping[str, ExportedProgram], *, by_name: bool) -> St
 
 
 def _distinct(groups: _Groups) -> Iterable[list[_Member]]:
-    """Return the groups without duplicates: several memories may map to one group."""
+    """Return each group once: several memories may map to one group."""
     return [group for memory, group in groups.items() if group[0].memory == memory]
 
 
@@ -168,7 +169,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _views(group: list[_Member]) -> dict[tuple[str, str], StateView]:
-    """Return the views of one state."""
+    """Return the view of each member of one state, keyed by method and name."""
     # The name in the first method that writes the state, which is deterministic.
     key = next(member.name for member in group if member.mutated)
     low: dict[tuple[str, int], int] = {}

@@ -33,13 +33,13 @@ class StatePool:
         return self._constants.buffers
 
     def place(self, key: str, storage: Storage) -> int:
-        """Return the offset in bytes of a state, the same in each method that has it.
+        """Return the offset in bytes of a state, which is the same in all methods that use it.
 
         Args:
             key: Name of the state.
 
         Raises:
-            UnsupportedError: If another method has a buffer of this name and another size.
+            UnsupportedError: If a buffer of this name has another size in another method.
         """
         if key not in self._offsets:
             self._offsets[key] = (self.size, storage.nbytes)

@@ -59,7 +59,8 @@ class ValueFactory:
         Args:
             name: Name of its node.
             fake: The tensor in the node's metadata.
-            order: Its layout; contiguous when None.
+            order: The dimensions from the outermost in memory to the innermost; contiguous when
+                None.
 
         Raises:
             UnboundedSizeError: If a size has no upper bound.
@@ -94,7 +95,7 @@ class ValueFactory:
         return value
 
     def value(self, name: str, meta: Any) -> Value | Any:
-        """Return the value for a node's metadata; a literal unchanged."""
+        """Return the value for a node's metadata; a literal is returned unchanged."""
         if isinstance(meta, torch.Tensor):
             return self.tensor(name, meta)
         if isinstance(meta, torch.SymInt):
@@ -106,7 +107,7 @@ class ValueFactory:
         return meta
 
     def limit(self, size: Any, bound: int) -> None:
-        """Override torch's upper bound of a size, which is wrong or missing.
+        """Set the upper bound of a size for which torch's bound is missing or wrong.
 
         Args:
             size: The size in a node's metadata; integers are ignored.
@@ -141,7 +142,7 @@ class ValueFactory:
 def layout_of(tensor: torch.Tensor) -> DimOrder:
     """Return the layout of a tensor.
 
-    Channels-last if the strides are, and are not also contiguous; otherwise contiguous.
+    Channels-last if the strides are channels-last and not also contiguous; otherwise contiguous.
     """
     rank = tensor.dim()
     return channels_last_order(rank) if is_channels_last(tensor) else contiguous_order(rank)

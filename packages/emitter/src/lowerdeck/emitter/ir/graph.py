@@ -49,7 +49,7 @@ class Call:
         target: The operator: an ``OpOverload``, a Python function on numbers, or a ``Kernel``
             that exists only in the runtime.
         args: One entry for each argument of the schema, in order, with defaults filled in.
-        origin: The graph node that it comes from.
+        origin: The graph node from which the call was created.
         kernel: The runtime's kernel, set by the pass ``select_kernels``.
         effect: Whether it has side effects: it is neither removed nor reordered.
         rewritten: Positions of arguments that the kernel mutates. Their new values are the last of
@@ -66,7 +66,7 @@ class Call:
 
     @property
     def is_foreign(self) -> bool:
-        """Return whether this calls an operator of another library than ATen."""
+        """Return whether the operator is of another library than ATen."""
         return isinstance(self.target, OpOverload) and self.target.namespace != "aten"
 
     @property

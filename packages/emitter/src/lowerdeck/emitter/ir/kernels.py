@@ -18,8 +18,8 @@ class KernelTable:
     Attributes:
         names: Full names, such as ``"aten::add.out"``; an operator without overload has no dot.
         channels_last: Operators whose kernels take channels-last tensors.
-        channels_last_alike: Operators whose kernels do so if all their tensors have the same
-            shape.
+        channels_last_alike: Operators whose kernels take channels-last tensors if all of them have
+            the same shape.
         in_place_safe: Operators whose output may alias an input of equal dtype, shape and layout.
         writes_into_self: Operators whose output may alias their first argument.
         first_out_in_place: Operators with several outputs, of which the first may alias the first

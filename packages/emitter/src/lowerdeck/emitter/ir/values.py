@@ -58,7 +58,8 @@ class TensorValue:
         key: Fully qualified name of a parameter or buffer, "" for others.
         state: Whether this is a buffer that the program mutates.
         fixed_role: Required role of the storage, None for an activation.
-        grows: Whether a loop fills it row by row, so that its shape varies inside the loop.
+        grows: Whether a loop fills it row by row, so that its size along dimension 0 grows in the
+            loop.
         base: The tensor whose memory this one shares, None when it has its own.
         base_offset: Offset in bytes into the memory of ``base``.
         storage: Its memory, set by linearization.
@@ -116,7 +117,7 @@ class ScalarValue:
     Attributes:
         name: Name of the graph node that makes it.
         kind: ``int``, ``bool`` or ``float``.
-        initial: Initial value of the slot, a hint of the right type.
+        initial: Value of its entry in the value table before the program runs.
     """
 
     name: str

@@ -16,7 +16,7 @@ def best_fit(lives: Sequence[Lifetime]) -> tuple[list[int], int]:
     """Return an offset for each storage and the size of the memory.
 
     Best fit: each storage is placed in the smallest gap that fits, in several orders. The smallest
-    result is kept; the search ends early at the lower bound.
+    memory is kept; the search ends early if it equals the lower bound.
     """
     bound = most_live_bytes(list(lives))
     best: tuple[list[int], int] | None = None
@@ -50,7 +50,7 @@ def _repair(
     best: tuple[list[int], int],
     bound: int,
 ) -> tuple[list[int], int]:
-    """Retry with the storages that exceeded the lower bound first."""
+    """Retry, placing the storages first that ended above the lower bound."""
     current = list(order)
     for _ in range(_REPAIRS):
         offsets = placed[0]
@@ -94,7 +94,7 @@ def _place(lives: Sequence[Lifetime], order: Sequence[int]) -> tuple[list[int], 
 
 
 class _Calendar:
-    """Interval index of storages: finds candidates live in a span without a full scan."""
+    """Interval index of storages: finds those live in a range of steps without a full scan."""
 
     def __init__(self) -> None:
         self._by_bucket: dict[int, list[int]] = {}

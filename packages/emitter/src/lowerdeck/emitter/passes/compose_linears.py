@@ -1,8 +1,8 @@
 """Pass: fuse products with a transposed weight into linear layers.
 
 Core ATen has no linear layer: a decomposed program transposes the weight and multiplies. The
-runtime then copies the weight at each call and multiplies in a naive loop; its ``linear`` kernel
-does neither: 24 ms became 0.4 for two layers of 1,024.
+runtime then copies the weight at each call and multiplies in a naive loop. Its ``linear`` kernel
+does neither: the time of two layers of size 1,024 fell from 24 ms to 0.4 ms.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def compose_linears(method: Method, table: KernelTable) -> None:
         table: The kernels of the runtime.
 
     Requires:
-        Numbers of the program are computed; small constants are not folded yet, as a transposed
-        weight would be one.
+        Run-time numbers are computed by kernels. Small constants are not folded yet: a folded
+        transpose of a weight would no longer be recognized.
     """
     if _NEEDED in table.names:
         _in_block(method.block, {})

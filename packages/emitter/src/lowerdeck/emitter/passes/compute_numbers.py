@@ -1,4 +1,4 @@
-"""Pass: compute run-time numbers by the kernels on numbers, or on zero-dimensional tensors."""
+"""Pass: compute run-time numbers with kernels on numbers or on zero-dimensional tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compute_numbers(method: Method) -> None:
 def _number(
     target: Any, args: list[Any], kind: type, call: Call, before: list[Operation]
 ) -> ScalarValue:
-    """Return the result of a function on numbers, called before ``call``."""
+    """Append a function on numbers to ``before``; return its result."""
     name = f"{call.outs[0].name}.{getattr(target, '__name__', 'part')}"
     number = ScalarValue(name, kind)
     before.append(Call(target, args, [number], call.origin))
@@ -104,7 +104,7 @@ def _power(call: Call, before: list[Operation]) -> None:
 
 
 def _root(call: Call, before: list[Operation]) -> None:
-    """Compute on a tensor: no kernel takes the root of a number."""
+    """Compute a square root with the tensor kernel: there is none for numbers."""
     args = [_tensor(call.args[0], call, before)]
     _item(_computed(_ATEN.sqrt.default, args, call, before), call, before)
 

@@ -46,13 +46,14 @@ def is_repeatable(target: OpOverload) -> bool:
 def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None = None) -> None:
     """Replace calls whose arguments are all constants by their results.
 
-    Calls with results of more than 1 kB are not folded; equal ones, and equal calls that depend
-    only on sizes, are merged. Calls with random results or effects stay, as do calls that
-    read a weight of another file, which may be replaced.
+    Calls with results of more than 1 KB are not folded, but merged if they are equal, as are equal
+    calls that depend only on sizes. Calls with random results or side effects stay. So do calls
+    that read a weight of another file, because that file may be replaced.
 
     Args:
         method: The method, changed in place.
-        stem_of: Returns the file of a parameter or buffer, None for the program itself.
+        stem_of: Returns the stem of the file of a parameter or buffer, None for the program
+            itself.
 
     Requires:
         The method is functional.
@@ -155,7 +156,7 @@ def _is_foldable(call: Call) -> bool:
 
 
 def _fold_empty(call: Call) -> bool:
-    """Replace empty results, which some kernels reject, by constants; return whether they are."""
+    """Replace empty results by constants, as some kernels reject them; return whether it did."""
     if call.effect or not call.outs:
         return False
     for out in call.outs:

@@ -21,7 +21,7 @@ from lowerdeck.emitter.ir.values import TensorValue, Value, contiguous_order
 _ATEN = torch.ops.aten
 _VIEW, _PERMUTE = _ATEN.view_copy.default, _ATEN.permute_copy.default
 _MIN_REUSE = 32
-"""Multiplications per copied element from which on a copy is cheap."""
+"""From this number of multiplications per copied element on, the copy is cheap."""
 _VIEWS = frozenset({"view", "unsqueeze", "squeeze", "clone", "alias", "detach"})
 
 
@@ -44,12 +44,12 @@ def group_products(method: Method) -> None:
     """Let batched products read matrices directly instead of repeated or transposed copies.
 
     Requires:
-        Numbers of the program are computed, small constants are folded.
+        Run-time numbers are computed by kernels, small constants are folded.
 
     Ensures:
-        Repeated and transposed copies that only a batched product reads are dead if possible. The
-        other operand and the product are transposed instead if they are smaller, or scale with the
-        work.
+        Repeated and transposed copies that only a batched product reads are dead where the rewrite
+        applies and pays. Instead of the matrices, the other operand and the product are
+        transposed.
     """
     readers = Counter(
         [*values_in(method.outputs), *(write_back.source for write_back in method.write_backs)]

@@ -28,8 +28,8 @@ class _Empty(NamedTuple):
     """Result of a call on empty tensors.
 
     Attributes:
-        sizes: Sizes; the result applies if any is 0.
-        shape: Terms whose sum is the size, for each dimension of the result.
+        sizes: Sizes of the inputs; the result applies if any of them is 0.
+        shape: For each dimension of the result, the terms that add up to its size.
         value: Fill value of the result.
     """
 
@@ -84,7 +84,7 @@ def _guard(
 
 
 def _fill(call: Call, empty: _Empty, block: Block, table: KernelTable) -> None:
-    """Let ``block`` write the output of ``call`` without running it."""
+    """Append operations to ``block`` that write the output of ``call`` without its kernel."""
     maker = _Numbers(call, block.body, table)
     (out,) = call.outs
     assert isinstance(out, TensorValue)
@@ -149,7 +149,7 @@ def _matrix_product(call: Call) -> _Empty:
 
 
 def _linear(call: Call) -> _Empty | None:
-    """Fill with zeros without a bias, with which the kernel initializes the output."""
+    """Fill with zeros if there is no bias; with one, the kernel initializes the output."""
     source, weight, bias = call.args
     if bias is not None:
         return None
@@ -190,7 +190,7 @@ def _alike(call: Call) -> _Empty:
 
 
 def _concatenation(call: Call) -> _Empty:
-    """Set the shape of the result: the kernel miscounts pieces without elements."""
+    """Set the shape of the result: the kernel miscounts empty tensors."""
     pieces, dim = call.args
     # ``cat`` ignores tensors of shape (0,).
     whole = [piece for piece in pieces if piece.rank != 1 or piece.sizes != (0,)] or pieces

@@ -1,9 +1,9 @@
 """Pass: choose the layout of every tensor, and convert where a kernel requires another.
 
 Kernels have two layouts: contiguous and, for images, channels-last. Strides of fake tensors are
-ambiguous (dimensions of size 1; operators that report strides which no kernel writes) and are
-not used: inputs, constants and ``memory_format=`` determine what is channels-last, and the layout
-propagates through the operators whose kernels support it.
+not used, because they are ambiguous for dimensions of size 1 and some operators report strides
+that no kernel writes: inputs, constants and ``memory_format=`` determine what is channels-last,
+and the layout propagates through the operators whose kernels support it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ class _Layouts:
     def _delegate(self, delegate: Delegate) -> None:
         """Give a delegate's inputs and results the layouts that it was compiled for.
 
-        Read from the delegate's program: a retrace of the caller may have changed strides.
+        The layouts are read from the delegate's program: a retrace of the caller may have changed
+        strides.
         """
         inner = getattr(delegate.module, "original_module", None)
         metas = list(_user_inputs(inner)) if inner is not None else []

@@ -130,14 +130,14 @@ def _cast_before_scalar(call: Call, before: list[Operation]) -> None:
 
 
 def _cast_before_item(call: Call, before: list[Operation]) -> None:
-    """Cast first: ``_local_scalar_dense`` does not support half precision."""
+    """Cast the tensor first: ``_local_scalar_dense`` does not support half precision."""
     tensor = call.args[0]
     if tensor.dtype in (torch.float16, torch.bfloat16):
         call.args[0] = _cast_to(tensor, torch.float32, before)
 
 
 def _copy_zero_dim(call: Call, _before: list[Operation]) -> list[Operation] | None:
-    """Copy a 0-dim tensor, which equals its reduction or scan; the kernel aborts."""
+    """Replace a reduction or scan of a 0-dim tensor by a copy: its kernel aborts."""
     source, out = call.args[0], call.outs[0]
     if source.rank != 0 or not isinstance(out, TensorValue):
         return None
@@ -145,7 +145,7 @@ def _copy_zero_dim(call: Call, _before: list[Operation]) -> list[Operation] | No
 
 
 def _sum_after_product(call: Call, before: list[Operation]) -> list[Operation] | None:
-    """Multiply half precision first: ``mm`` accumulates in float32, ``addmm`` does not."""
+    """Split ``addmm`` of half precision into ``mm``, which accumulates in float32, and ``add``."""
     bias, left, right, beta, alpha = call.args
     out: Any = call.outs[0]
     if out.dtype not in (torch.float16, torch.bfloat16):
@@ -164,9 +164,9 @@ def _sum_after_product(call: Call, before: list[Operation]) -> list[Operation] |
 def _roll(
     ranges: Mapping[Any, Any], call: Call, _before: list[Operation]
 ) -> list[Operation] | None:
-    """Replace a roll of dynamic sizes by slices and a concatenation, in a fiftieth of the time.
+    """Replace a roll of dynamic sizes by slices and a concatenation: 50 times faster.
 
-    Not applicable if a size may be less than its shift.
+    The rule does not apply if a size may be less than its shift.
     """
     result, shifts, dims = call.args
     out: Any = call.outs[0]

@@ -27,11 +27,12 @@ def run_passes(
     Args:
         method: The method, changed in place.
         config: The settings of the emission.
-        stem_of: Returns the file of a parameter or buffer, None for the program itself.
+        stem_of: Returns the stem of the file of a parameter or buffer, None for the program
+            itself.
 
     Raises:
         MissingKernelError: The runtime lacks a kernel.
-        UnsupportedError: An operator is undefined for its tensor.
+        UnsupportedError: A reduction of an empty tensor has no identity.
     """
     # Assertions, for which there are no kernels, have no results.
     drop_dead_code(method)

@@ -70,7 +70,7 @@ def _sweep(block: Block, replaced: dict[Value, Any], producers: dict[Value, Call
 
 
 def _join(call: Call, producers: dict[Value, Call]) -> None:
-    """Merge a view or permutation into the one that reads it."""
+    """Merge a view or permutation into ``call``, which reads it and is one as well."""
     name = call.view_name
     if name not in ("permute", "view"):
         return

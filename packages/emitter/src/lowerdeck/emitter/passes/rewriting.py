@@ -11,7 +11,7 @@ from lowerdeck.emitter.ir.graph import Call, Method, Operation, all_blocks
 from lowerdeck.emitter.ir.values import TensorValue
 
 Rule: TypeAlias = Callable[[Call, list[Operation]], Sequence[Operation] | None]
-"""Takes a call and the list of operations before it; may change the call and extend the list.
+"""Takes a call and the list of operations before it; may change the call and append to the list.
 Returns the replacement, or None to keep the call.
 """
 

@@ -25,7 +25,7 @@ def select_kernels(method: Method, table: KernelTable) -> None:
         No assertions; layouts and operands suit the kernels.
 
     Ensures:
-        Every call has a kernel of the table, or shares memory.
+        Every call has a kernel of the table, or is a view that shares the memory of its base.
 
     Raises:
         MissingKernelError: A call has no kernel; the error names all of them.
@@ -81,23 +81,23 @@ def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
     if call.op_name == "convolution" and call.args[0].rank not in (3, 4):
         return f"the kernel takes 3 or 4 dimensions, this convolution has {call.args[0].rank}"
     if call.op_name == "max_pool2d_with_indices_backward":
-        return "the kernel computes wrong numbers; export the model for inference"
+        return "the kernel computes wrong gradients; export the model for inference"
     if call.op_name == "_fft_r2c" and not call.args[3]:
-        return "the kernel computes the one-sided transform only"
+        return "the kernel computes only the one-sided transform"
     official = kernel.full_name in OFFICIAL_KERNELS
     takes_complex = kernel.name.partition("::")[2] in table.complex_numbers
     if official and not takes_complex and _complex(call):
         return "the kernel does not support complex dtypes"
     if official and _bytes_of_floats(call):
         return "the kernel does not support float8 dtypes"
-    if call.op_name in ("as_strided", "as_strided_copy") and (why := _not_as_eager(call)):
+    if call.op_name in ("as_strided", "as_strided_copy") and (why := _as_strided_conflict(call)):
         return why
     if call.op_name in ("unfold", "unfold_copy") and call.args[0].rank == 0:
         return "the kernel aborts for a tensor without dimensions"
     return ""
 
 
-def _not_as_eager(call: Call) -> str:
+def _as_strided_conflict(call: Call) -> str:
     """Return why ``as_strided`` selects other elements in a program than in eager, or ""."""
     source = call.origin.args[0] if call.origin is not None else None
     traced = source.meta.get("val") if isinstance(source, fx.Node) else None

@@ -19,7 +19,7 @@ _PERMUTES = frozenset({"permute", "transpose", "t"})
 
 
 def share_views(method: Method) -> None:
-    """Set ``base`` on each tensor that is a view of its argument's bytes.
+    """Set ``base`` on each result that is a view of its argument's bytes.
 
     With a dynamic shape, or memory from the caller, the view is created at run time by
     ``et_view``, which copies nothing either.
@@ -137,7 +137,7 @@ def _first_dim(dim: Any, source: TensorValue) -> int:
 
 
 def _outermost(dim: Any, source: TensorValue) -> bool:
-    """Return whether slices along ``dim`` are contiguous in memory."""
+    """Return whether slices of ``source`` along ``dim`` are contiguous in memory."""
     if not isinstance(dim, int) or source.rank == 0:
         return False
     return all(size == 1 for size in source.sizes[: _first_dim(dim, source)])

@@ -55,14 +55,14 @@ class _Merger:
     def run(self) -> None:
         self._write_states()
         self._reuse_inputs()
-        self._drop_idle_copies()
+        self._drop_noop_copies()
         gone = set(self._code.storages) - {
             value.storage for values in self._values.values() for value in values
         }
         self._code.storages = [s for s in self._code.storages if s not in gone]
 
-    def _drop_idle_copies(self) -> None:
-        """Remove copies of a tensor to itself, made for kernels that mutate an argument."""
+    def _drop_noop_copies(self) -> None:
+        """Remove copies from a storage to itself, inserted for kernels that mutate an argument."""
         idle = {
             index
             for index, step in enumerate(self._code.steps)
@@ -97,7 +97,7 @@ class _Merger:
         )
 
     def _ends_at_copy(self, index: int) -> bool:
-        """Return whether a step copies a dying value for a kernel that mutates its argument."""
+        """Return whether a step copies a value, at its last use, for a kernel that mutates it."""
         step = self._code.steps[index]
         if not self._is_for_rewriting(step):
             return False
@@ -105,18 +105,18 @@ class _Merger:
         return self._uses[source][-1] == index and source not in self._returned
 
     def _is_for_rewriting(self, step: Step) -> bool:
-        """Return whether a step copies for a kernel that mutates its argument."""
+        """Return whether a step copies an argument for a kernel that mutates it."""
         if not isinstance(step, KernelStep):
             return False
         return step.kernel == COPY and step.writes[0] in self._rewritten
 
     def _retarget(self, step: Step, index: int) -> int | None:
-        """Write the source of a copy to its destination; return the index of its producer."""
+        """Let the producer of a copy's source write to the destination; return its index."""
         source, state = step.reads[0], step.writes[0]
         storage, target = source.storage, state.storage
         if storage is None or target is None or not (_whole(source) and _whole(state)):
             return None
-        if storage.role is not Role.ACTIVATION or _form(source) != _form(state):
+        if storage.role is not Role.ACTIVATION or _type_key(source) != _type_key(state):
             return None
         uses = self._uses[storage]
         first = uses[0]
@@ -126,7 +126,7 @@ class _Merger:
         if self._inside_control_flow(first):
             return None
         between = [i for i in self._uses[target] if first <= i < index]
-        if between and (between != [first] or not self._safe(producer, source, state)):
+        if between and (between != [first] or not self._is_in_place_safe(producer, source, state)):
             return None
         self._merge(storage, target)
         # Searching the uses is linear, so this runs only for buffers, each written back once; for
@@ -137,11 +137,11 @@ class _Merger:
     def _inside_control_flow(self, index: int) -> bool:
         return any(index in part for part in (*self._code.loops, *self._code.branches))
 
-    def _safe(self, step: KernelStep, out: TensorValue, old: TensorValue) -> bool:
+    def _is_in_place_safe(self, step: KernelStep, out: TensorValue, old: TensorValue) -> bool:
         """Return whether ``step`` may write ``out`` into the memory of ``old``."""
         name = step.kernel.name.partition("::")[2]
         alike = [value for value in step.reads if value.storage is old.storage]
-        if any(not _whole(value) or _form(value) != _form(out) for value in alike):
+        if any(not _whole(value) or _type_key(value) != _type_key(out) for value in alike):
             return False
         if len(step.writes) > 1 and name not in self._table.first_out_in_place:
             return False
@@ -165,7 +165,7 @@ class _Merger:
             if first[storage] != index:
                 continue
             for old in step.reads:
-                if self._dies(old, index, last) and self._safe(step, out, old):
+                if self._dies(old, index, last) and self._is_in_place_safe(step, out, old):
                     target = old.storage
                     assert target is not None
                     last[target] = last[storage]
@@ -187,12 +187,12 @@ class _Merger:
 
 
 def _whole(value: TensorValue) -> bool:
-    """Return whether ``value`` fills its storage."""
+    """Return whether ``value`` covers its whole storage."""
     root, offset = root_of(value)
     return offset == 0 and root.nbytes == value.nbytes
 
 
-def _form(value: TensorValue) -> tuple[object, ...]:
+def _type_key(value: TensorValue) -> tuple[object, ...]:
     """Return a key that is equal for two tensors of equal dtype, shape and layout."""
     shape = tuple(map(expression_of, value.shape))
     return (value.dtype, shape, value.sizes, value.dim_order)
