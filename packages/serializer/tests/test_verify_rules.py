@@ -71,7 +71,7 @@ COPY, ADD, SIZE = "aten::copy_", "executorch_prim::add.Scalar", "aten::sym_size.
             COPY,
             [*THREE, Bool(False)],
             [0, 1, 3, 2],
-            r"found 2 for the return value of .*, which updates 0",
+            r"found value 2 for the result of .*, expected 0, which it updates",
         ),
         (ADD, [*THREE, Int(1), Int(0)], [3, 3, 4], None),
         (ADD, [*THREE, Int(1), Int(0)], [0, 3, 4], r"Tensor \(value 0\) as argument 0"),

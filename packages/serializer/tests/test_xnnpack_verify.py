@@ -115,7 +115,7 @@ RIGHT: dict[str, Callable[[], Table]] = {
 BROKEN: dict[str, tuple[Callable[[], Table], str]] = {
     "arguments": (lambda: relu() | {"num_externs": 4097}, "4097 arguments"),
     "one id": (lambda: changed(relu(), 1, id_out=0), "two XNNPACK values with the id 0"),
-    "one argument": (lambda: changed(relu(), 1, external_id=0), "two XNNPACK values for the arg"),
+    "one argument": (lambda: changed(relu(), 1, external_id=0), "two XNNPACK values for arg"),
     "rank": (lambda: changed(relu(), 0, dims=[1] * 7), "7 dimensions"),
     "flags": (lambda: changed(relu(), 0, flags=3), "the flags 3"),
     "unflagged argument": (lambda: changed(relu(), 0, flags=0), "flags and external id disagree"),
@@ -131,7 +131,7 @@ BROKEN: dict[str, tuple[Callable[[], Table], str]] = {
     "channel": (lambda: rescaled(convolution(), 2, channel_dim=4), "channel dimension 4"),
     "negative channel": (lambda: rescaled(convolution(), 2, channel_dim=-1), "dimension -1"),
     "few scales": (lambda: rescaled(convolution(), 2, scale=[1.0]), "found 1 scales"),
-    "no group": (lambda: rescaled(linear(), 3, group_size=0), "groups of 0"),
+    "no group": (lambda: rescaled(linear(), 3, group_size=0), "group size 0"),
     "few groups": (
         lambda: rescaled(linear(), 3, group_size=16),
         "8 bytes of named data for the s",
@@ -169,7 +169,7 @@ BROKEN: dict[str, tuple[Callable[[], Table], str]] = {
     ),
     "short bias": (lambda: changed(convolution(), 3, dims=[1]), "a bias \\(1,\\)"),
     "empty filter": (lambda: weights(value(2, (4, 0), constant_buffer_idx=1)), "without elements"),
-    "transposed 4 bits": (lambda: four_bits(1), "transposed filter of 4 bits"),
+    "transposed 4 bits": (lambda: four_bits(1), "transposed 4-bit filter"),
     "filter and operand": (
         lambda: chain(
             *weights(constant(2))["xnodes"], unary(2, 3), values=[constant(2), value(3)]

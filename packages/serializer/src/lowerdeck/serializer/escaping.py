@@ -49,7 +49,7 @@ def shown(value: object) -> str:
         text = printable(repr(value))
     except ValueError:
         # Python refuses to print a number of more than 4,300 digits.
-        text = "a number of thousands of digits"
+        text = "a number with thousands of digits"
     return f"{text if len(text) <= 80 else text[:77] + '...'} ({kind})"
 
 

@@ -63,14 +63,14 @@ class _Linearizer:
         method = self._method
         for value in values_in(method.inputs):
             if isinstance(value, TensorValue):
-                self._storage_of(value)
+                self._storage(value)
         self._block(method.block)
         outputs = self._write_back()
         if not self._plan_outputs:
             outputs = self._for_caller(outputs)
         for value in values_in(outputs):
             if isinstance(value, TensorValue):
-                self._storage_of(value)
+                self._storage(value)
         return Code(
             name=method.name,
             steps=self._steps,
@@ -84,7 +84,7 @@ class _Linearizer:
 
     # Storages
 
-    def _storage_of(self, value: TensorValue) -> Storage:
+    def _storage(self, value: TensorValue) -> Storage:
         """Return the storage of ``value``, created at first use."""
         if value.storage is None:
             self._make_storage(value)
@@ -100,7 +100,7 @@ class _Linearizer:
             if value.state:
                 self._states.append(value)
             return
-        value.storage = self._storage_of(value.base)
+        value.storage = self._storage(value.base)
         self._sharers[value.storage] += 1
         # The size bound of a reshaped tensor may be looser than that of its base.
         root, offset = root_of(value)
@@ -109,7 +109,7 @@ class _Linearizer:
 
     def _add(self, step: Step) -> None:
         for value in (*step.reads, *step.writes):
-            self._storage_of(value)
+            self._storage(value)
         self._steps.append(step)
 
     # Operations
@@ -243,14 +243,12 @@ class _Linearizer:
             for target, source in zip(targets, sources, strict=True)
             if target is not source and target is not None
         ]
-        written = {
-            self._storage_of(target) for target, _ in pairs if isinstance(target, TensorValue)
-        }
+        written = {self._storage(target) for target, _ in pairs if isinstance(target, TensorValue)}
         moved = {target for target, _ in pairs if isinstance(target, ScalarValue)}
         ready: list[tuple[Any, Any]] = []
         for target, source in pairs:
             kept = source
-            if isinstance(source, TensorValue) and self._storage_of(source) in written:
+            if isinstance(source, TensorValue) and self._storage(source) in written:
                 kept = source.like(f"{source.name}.old")
                 self._copy(kept, source, origin)
             elif isinstance(source, ScalarValue) and source in moved:
@@ -275,11 +273,11 @@ class _Linearizer:
         """Assign mutated buffers and inputs; return the outputs, copied if overwritten."""
         pairs = [(w.target, w.source) for w in self._method.write_backs]
         pairs = [(target, source) for target, source in pairs if target is not source]
-        written = {self._storage_of(target) for target, _ in pairs}
+        written = {self._storage(target) for target, _ in pairs}
         outputs: list[Any] = []
         kept: dict[TensorValue, TensorValue] = {}
         for value in self._method.outputs:
-            if isinstance(value, TensorValue) and self._storage_of(value) in written:
+            if isinstance(value, TensorValue) and self._storage(value) in written:
                 # The output is the buffer's old content: copy it before the write.
                 if value not in kept:
                     kept[value] = value.like(f"{value.name}.old")
@@ -298,7 +296,7 @@ class _Linearizer:
                 continue
             if value.constant is not None and not value.state:
                 continue
-            storage = self._storage_of(value)
+            storage = self._storage(value)
             if storage.role is Role.CALLER:
                 continue
             if storage.role is Role.ACTIVATION and self._sharers[storage] == 1:

@@ -48,8 +48,8 @@ def common_alignment(left: int, right: int) -> int:
     """Return the least common multiple of two alignments.
 
     Raises:
-        ProgramError: It exceeds ``MAX_ALIGNMENT``. This bounds intermediate results: the multiple
-            of a file's many alignments could have as many digits as the file.
+        ProgramError: The multiple exceeds ``MAX_ALIGNMENT``. The limit keeps intermediate results
+            small: the common multiple of many alignments in a file could have thousands of digits.
     """
     common = lcm(left, right)
     if common > MAX_ALIGNMENT:

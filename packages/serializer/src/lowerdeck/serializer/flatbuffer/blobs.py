@@ -16,8 +16,8 @@ _Fingerprint = tuple[int, bytes, bytes, bytes]
 class BlobIndex(Generic[T]):
     """A map from blobs to values that reads large blobs only on a likely match.
 
-    A blob is compared byte by byte with the first of its fingerprint and by digest with the
-    others: comparing all pairs would take quadratic time for blobs of equal fingerprint.
+    A blob is compared byte by byte with the first blob of the same fingerprint, and by digest with
+    the others: comparing all pairs would take quadratic time if many fingerprints are equal.
     """
 
     def __init__(self) -> None:

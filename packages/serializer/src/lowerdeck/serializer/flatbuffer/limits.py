@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MAX_FLATBUFFER = (1 << 31) - 1
-"""Largest size that FlatBuffers' 32-bit offsets allow, when writing."""
+"""Largest FlatBuffer that the writer creates: its signed 32-bit offsets allow no more."""
 
 MAX_TABLES = 1_000_000
 """The runtime's verifier rejects programs with more tables."""
@@ -26,10 +26,10 @@ many times. Valid files with maximal sharing stay below 160.
 """
 
 FREE_MEMORY = 1 << 16
-"""Decoded bytes allowed in addition, so that tiny files need no exact count."""
+"""Decoded bytes allowed in addition to ``MEMORY_PER_BYTE`` per byte, for tiny files."""
 
 PREVIEW_BYTES = 4096
-"""Bytes of a compile spec or blob that reports show; the most that one reference is charged."""
+"""Bytes of a compile spec or blob that reports show; also the highest cost of one reference."""
 
 MAX_OVERLAP = 4
 """Limit on the total size of segments per byte of file, and of constants per byte of their

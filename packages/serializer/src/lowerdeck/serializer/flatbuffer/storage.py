@@ -129,7 +129,7 @@ _CHUNK = 1 << 18
 
 
 def same_bytes(left: memoryview, right: memoryview) -> bool:
-    """Return whether two flat views hold the same bytes, comparing in small copies.
+    """Return whether two flat views have the same bytes, comparing copies of small slices.
 
     memoryview's own ``==`` unpacks each element, which is ten times slower.
     """

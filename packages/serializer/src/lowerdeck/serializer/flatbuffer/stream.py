@@ -26,7 +26,7 @@ def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] |
         pieces: The bytes in order.
 
     Raises:
-        ProgramError: The target is neither, or the file was opened for text.
+        ProgramError: The target is neither a path nor a file, or the file was opened for text.
         OSError: The file cannot be written; an existing file is unchanged.
     """
     if isinstance(path_or_file, str | os.PathLike):

@@ -44,7 +44,7 @@ _DEFAULTS = {"?": 1, "f": 2, "d": 2}
 
 
 class Shape:
-    """One checked vtable of one kind of table.
+    """A checked vtable for one kind of table.
 
     Attributes:
         size: Size of the table in bytes.
@@ -179,7 +179,7 @@ class TableReader:
     def _check_table(self, name: str, position: int, shape: Shape | None = None) -> None:
         end = position + (shape.size if shape else 4)
         if position & 3 or end > self.size:
-            reason = f"found a misaligned table, or one up to byte {end} of {self.size}"
+            reason = f"found a misaligned table, or one that ends at byte {end} of {self.size}"
             raise OffsetError(reason, field=name, offset=position)
         for start in shape.wide if shape else ():
             if (position + start) & 7:
@@ -313,7 +313,7 @@ class TableReader:
 
         Raises:
             MissingFieldError: The string is absent.
-            ContentError: It is not UTF-8, or not followed by a NUL.
+            ContentError: The string is not UTF-8, or not followed by a NUL.
         """
         if not position:
             raise MissingFieldError("expected a string, found none", field=field)

@@ -52,7 +52,7 @@ class Field(NamedTuple):
     """One field of a table.
 
     Attributes:
-        of: Name of the field's enumeration or union; a union's type field has it too.
+        of: Name of the field's enumeration or union; also set for the type field of a union.
         is_required: Whether tables without the field are rejected.
         most: Maximum number of entries of a vector, 0 for no limit.
         is_aligned: Whether the bytes need an alignment above 4.
@@ -143,7 +143,8 @@ def _members(kind: type[IntEnum]) -> Mapping[int, IntEnum]:
 def parse_fields(text: str) -> tuple[Field, ...]:
     """Return the fields of a table, written ``name:kind`` and in the order of their ids.
 
-    ``name:kind=-1`` is always written, because readers take absent fields as -1.
+    ``name:kind=-1`` gives the field a default other than 0: a reader takes an absent field as -1,
+    so the writer always writes the field.
     """
     parts = [re.split("[:=]", part) for part in text.split()]
     return tuple(

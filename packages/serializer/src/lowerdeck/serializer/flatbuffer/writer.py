@@ -43,7 +43,8 @@ class Writer:
         """Create an empty FlatBuffer.
 
         Args:
-            alignment: File alignment of byte vectors that the format aligns.
+            alignment: Alignment, from the start of the file, of the byte vectors that the format
+                aligns.
         """
         self._form = form
         self._blob_alignment = max(alignment, 16)
@@ -61,7 +62,8 @@ class Writer:
 
         Args:
             name: Name of the root table.
-            root: An object of the table's class, or a dictionary if it has none; likewise nested.
+            root: An object of the table's class, or a dictionary if the table has none; the same
+                holds for nested tables.
             identifier: File identifier of four bytes.
             inserted: Bytes to reserve after the identifier.
 

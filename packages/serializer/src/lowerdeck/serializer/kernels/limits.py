@@ -1,7 +1,8 @@
 """Limits on kernel arguments beyond their kinds; a kernel aborts the process if one is violated.
 
-Found by calling every kernel of the official runtime with invalid arguments (``tests/interop``);
-most only return an error. Each kernel's limits are in its row of the table.
+The limits were found by calling every kernel of the official runtime with invalid arguments
+(``tests/interop``); most kernels only return an error. Each kernel's limits are in its row of the
+table.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _positive(call: Arguments, *positions: int) -> str | None:
 
 
 def _promoted(call: Arguments, *positions: int) -> str | None:
-    """Check that uint16, uint32 and uint64 meet no other dtype: their promotion is undefined."""
+    """Check that uint16, uint32 and uint64 do not meet other dtypes: they do not promote."""
     kinds = {tensor.scalar_type for at in positions if (tensor := call.tensor(at))}
     if len(kinds) > 1 and kinds & _BARE_UNSIGNED:
         names = ", ".join(sorted(kind.name for kind in kinds))
@@ -190,7 +191,7 @@ def _elements(call: Arguments, at: int) -> str | None:
 
 
 def _divisor(call: Arguments, at: int, of: int) -> str | None:
-    """Check that the divisor of an integer tensor is not 0 in the tensor's type."""
+    """Check that the divisor of an integer tensor is not 0 when cast to the tensor's type."""
     tensor, number = call.tensor(of), call.number(at)
     if tensor is None or not isinstance(number, int) or tensor.scalar_type not in _INTEGRAL:
         return None
@@ -200,7 +201,7 @@ def _divisor(call: Arguments, at: int, of: int) -> str | None:
 
 
 def _steps(call: Arguments, first: int, last: int, by: int) -> str | None:
-    """Check that a range has fewer than 2**31 numbers; a position of -1 means the default."""
+    """Check that a range has fewer than 2**31 numbers; argument -1 means the default."""
     start = 0 if first < 0 else call.number(first)
     end, step = call.number(last), 1 if by < 0 else call.number(by)
     if start is None or end is None or not step:
@@ -228,7 +229,7 @@ def _indices(call: Arguments, at: int, of: int) -> str | None:
 
 
 def _shape(call: Arguments, at: int) -> str | None:
-    """Check that sizes do not contain both -1 and 0: the kernel divides by the others' product."""
+    """Check that sizes do not contain both -1 and 0: the kernel divides by the known sizes."""
     sizes = call.numbers(at)
     if len(sizes) > MAX_RANK:
         return f"found more than {MAX_RANK} sizes in argument {at}"

@@ -146,7 +146,7 @@ class PtdFile(Closing):
 
 
 def _read_header(view: memoryview) -> tuple[int, int, int]:
-    """Return the end of the FlatBuffer, the segment base, and the size of the segments."""
+    """Return the end of the FlatBuffer, the segment base, and the total size of the segments."""
     if len(view) < 8 + HEADER_LENGTH:
         raise TruncatedError(
             f"found {len(view)} bytes, expected at least {8 + HEADER_LENGTH}", field="file"

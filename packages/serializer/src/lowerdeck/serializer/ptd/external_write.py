@@ -93,7 +93,7 @@ _FIELDS = Format(
 
 
 def external_data(output: NamedDataStoreOutput) -> dict[str, ExternalData]:
-    """Return the external data of a store by tag (the stem of the `.ptd` file)."""
+    """Return the external data of a store, keyed by tag (the stem of the `.ptd` file)."""
     return {
         tag: ExternalData(
             {

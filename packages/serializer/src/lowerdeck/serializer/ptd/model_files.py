@@ -36,8 +36,9 @@ def write_model(
 
     Named data with the tag ``weights`` go to ``weights.ptd`` in the folder of ``path``. All files
     are planned and checked first, then written under temporary names, then renamed. The old
-    program is removed before its data, and the new one is placed last. A crash leaves the old
-    model, the new one, or none, but never a program with data of the other version.
+    program is removed before its data, and the new one is placed last. After a crash the folder
+    has the old model, the new one, or no program, but never a program with data of another
+    version.
 
     Args:
         path: Path of the `.pte` file.
@@ -45,7 +46,7 @@ def write_model(
         **layout: As for :func:`serialize_pte`.
 
     Returns:
-        The paths: of each `.ptd`, then of the `.pte`.
+        The paths of the `.ptd` files, then that of the `.pte`.
 
     Raises:
         ProgramError: An argument is invalid, or the data do not match the program.

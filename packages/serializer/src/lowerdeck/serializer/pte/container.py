@@ -77,7 +77,8 @@ def check_range(value: int, least: int, most: int, size: int, field: str, offset
 def inserted_size(layout: FileLayout) -> int:
     """Return how many bytes a writer inserts for the header.
 
-    A multiple of both alignments, so that the following data stay aligned.
+    The number is a multiple of the alignments of constants and inline delegates, so that the data
+    after the header stay aligned.
     """
     strictest = max(layout.constant_tensor_alignment, layout.delegate_alignment)
     return round_up(HEADER_LENGTH, strictest)
@@ -177,7 +178,7 @@ def read_header(data: memoryview) -> ExtendedHeader | None:
     """Return the extended header, or None if the file has none.
 
     Raises:
-        FormatError: It is inconsistent with itself or the file size.
+        FormatError: The header is inconsistent, or does not match the file size.
     """
     if data[HEADER_START : HEADER_START + 4].tobytes() != EXTENDED_MAGIC:
         return None

@@ -25,7 +25,8 @@ class FileLayout:
         segment_alignment: Alignment of segments in the file, in bytes.
         constant_tensor_alignment: Alignment of constants in their segment; a power of two.
         delegate_alignment: Alignment of inline delegates in the file; a power of two.
-        extract_delegate_segments: Whether delegates are segments or inline in the FlatBuffer.
+        extract_delegate_segments: Whether delegates are segments; otherwise they are inline in the
+            FlatBuffer.
     """
 
     segment_alignment: int = 128
@@ -46,10 +47,11 @@ class LayoutOptions(TypedDict, total=False):
 def segment_alignment(starts: Iterable[int]) -> int:
     """Return an alignment of segments that reproduces their offsets when a file is rewritten.
 
-    Files do not store it: it is the largest power of two, up to a page, that divides all offsets.
+    Files do not store the alignment. The result is the largest power of two, up to a page, that
+    divides all offsets.
 
     Args:
-        starts: Offset of the segments in the file, and of each segment from there.
+        starts: Offset of the segment base in the file, and of each segment from the base.
     """
     combined = 0
     for start in starts:

@@ -27,7 +27,8 @@ def deserialize_pte(data: ReadableBuffer) -> schema.Program:
     """Return the program of a `.pte` file, with buffers as views of ``data``.
 
     Segments are resolved: constants, initial values, delegates and named data are stored as in a
-    program created in memory. A file with the default alignments is rewritten byte for byte.
+    program created in memory. Writing the program again reproduces a file with default alignments
+    byte for byte.
 
     Args:
         data: The file: bytes, a memory map, or anything else with the buffer protocol.
@@ -81,7 +82,7 @@ class Closing:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close it."""
+        """Close the object."""
         self.close()
 
     def close(self) -> None:
@@ -264,7 +265,8 @@ class PteFile(Closing):
     def constants(self) -> list[schema.Buffer]:
         """Return the constants, as in :class:`Program`.
 
-        The file stores no sizes, so all methods are decoded to find the bytes that tensors use.
+        The file does not store the sizes of constants, so all methods are decoded to find the
+        bytes that tensors use.
         """
         return self._resolver.constants(self._use.constants)
 
@@ -275,7 +277,7 @@ class PteFile(Closing):
 
     @property
     def layout(self) -> FileLayout:
-        """Return the layout for a rewrite; alignments inside segments are not inferred."""
+        """Return the layout of the file; alignments inside segments are not inferred."""
         # Without delegates this cannot be inferred; extracting is the default.
         extracted = bool(self._delegate_segments) or not self.decoder.inline_delegates
         return FileLayout(self._resolver.alignment, extract_delegate_segments=extracted)

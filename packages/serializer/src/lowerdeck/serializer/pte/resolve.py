@@ -18,7 +18,7 @@ from lowerdeck.serializer.pte.layout import segment_alignment
 
 @dataclass(slots=True)
 class DataUse:
-    """Bytes of each constant and initial value that tensors use, by index."""
+    """Number of bytes of each constant and initial value that tensors use, by index."""
 
     constants: dict[int, int] = field(default_factory=dict)
     mutable: dict[int, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class SegmentResolver:
         """Read the segment table.
 
         Raises:
-            FormatError: A segment is malformed or leads outside the file.
+            FormatError: A segment is malformed or extends beyond the file.
         """
         self.container = container
         self.decoder = decoder
@@ -56,7 +56,7 @@ class SegmentResolver:
 
     @cached_property
     def alignment(self) -> int:
-        """Return an alignment of the segments that explains their offsets."""
+        """Return the alignment of the segments, inferred from their offsets."""
         offsets = (segment.offset for segment in self.segments)
         return segment_alignment([self.container.segment_base, *offsets])
 

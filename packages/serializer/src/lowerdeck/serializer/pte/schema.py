@@ -4,7 +4,7 @@ A :class:`Program` in memory is *logical*: it holds buffers directly, without se
 :func:`lowerdeck.serializer.serialize_pte` creates segments and
 :func:`lowerdeck.serializer.deserialize_pte` resolves them, so the three fields of the file that
 only describe segments (``segments``, ``constant_segment``, ``mutable_data_segments``) are absent
-here; :attr:`Program.mutable_data` holds the target of the last one.
+here; :attr:`Program.mutable_data` has the data to which ``mutable_data_segments`` refers.
 
 The classes are not frozen: a program has hundreds of thousands of instances, and a frozen
 dataclass takes three times as long to create.
@@ -157,9 +157,9 @@ class ExtraTensorInfo:
 class Tensor:
     """A tensor: its type, its shape and where its bytes are.
 
-    ``data_buffer_idx`` above 0 is a constant (without ``allocation_info``: an index into
-    :attr:`Program.constant_buffer`) or the initial value of a mutable tensor (with it: an index
-    into :attr:`Program.mutable_data`).
+    ``data_buffer_idx`` above 0 is an index. Without ``allocation_info`` it refers to a constant in
+    :attr:`Program.constant_buffer`, with it to the initial value of a mutable tensor in
+    :attr:`Program.mutable_data`.
 
     Attributes:
         storage_offset: Always 0; the runtime rejects other values.
@@ -167,7 +167,7 @@ class Tensor:
         dim_order: Dimensions from the outermost in memory to the innermost.
         requires_grad: Kept for tools; the runtime ignores it.
         data_buffer_idx: Index of the bytes, 0 for none.
-        allocation_info: Location in planned memory, None for a constant or caller's memory.
+        allocation_info: Location in planned memory, None for a constant or memory of the caller.
         shape_dynamism: Whether the shape may change.
         extra_tensor_info: Optional name, data location and device.
     """
@@ -185,7 +185,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Return the size in bytes of ``sizes`` elements (the upper bound if dynamic)."""
+        """Return the size in bytes (the upper bound if the shape is dynamic)."""
         return prod(self.sizes) * self.scalar_type.itemsize
 
 
@@ -457,7 +457,7 @@ class NamedData:
     Attributes:
         key: The key, unique in the program.
         data: The bytes; in the file they are a segment, which several keys may share.
-        alignment: Alignment of the blob, from the start of the file.
+        alignment: Alignment of the blob relative to the start of the file.
     """
 
     key: str

@@ -86,7 +86,7 @@ class SegmentPlanner:
                 alignment[0] = common_alignment(alignment[0], blob.alignment)
 
     def add_constants(self, buffers: Sequence[Buffer]) -> None:
-        """Place all constants in one segment; entry 0 is the placeholder."""
+        """Place all constants in one segment; entry 0 is reserved."""
         tensor_alignment = self._layout.constant_tensor_alignment
         start, offset = self._next_start(tensor_alignment), 0
         offsets = [0]

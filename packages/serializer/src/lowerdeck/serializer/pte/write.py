@@ -47,7 +47,7 @@ _PROGRAM_FIELDS = Format(
     PROGRAM_FORMAT.unions,
     {**PROGRAM_FORMAT.classes, "Program": Program, "NamedData": NamedData},
 )
-"""Fields of the in-memory classes; Program and NamedData differ from the file's."""
+"""Fields of the in-memory classes; Program and NamedData differ from the tables in the file."""
 MIN_FILE_SIZE = 64
 """The runtime reads this many bytes first and fails on shorter files."""
 
@@ -61,8 +61,9 @@ def serialize_pte(
     """Return a program as the bytes of a `.pte` file.
 
     Args:
-        named_data: Named data to add to the program's.
-        **layout: Fields of :class:`FileLayout`; the source file's, else its defaults.
+        named_data: Named data to add to those of the program.
+        **layout: Fields of :class:`FileLayout`; by default those of the source file, if there is
+            one.
 
     Returns:
         The file.

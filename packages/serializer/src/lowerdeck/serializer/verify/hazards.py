@@ -16,10 +16,10 @@ class Hazard:
     """A delegate in a valid file that may abort the runtime at load.
 
     Attributes:
-        reason: The missing data, the nodes or the release.
+        reason: Description of the missing data, of the nodes, or of the required release.
         offset: Offset of the delegate in the file.
-        needs: Keys of data that another file must provide, or the process aborts.
-        release: The oldest release of ExecuTorch that loads the file, if 1.4 does not.
+        needs: Keys of data that another file must provide; otherwise the process aborts.
+        release: The oldest release of ExecuTorch that loads the file, "" if 1.4 does.
     """
 
     reason: str
@@ -39,8 +39,8 @@ def hazards_of(
     """Yield the hazards of an XNNPACK delegate.
 
     Args:
-        named: Keys of the file's named data. The runtime looks up other keys at load and aborts if
-            one is missing.
+        named: Keys of the file's named data. The runtime looks up all other keys in `.ptd` files
+            at load and aborts if one is missing.
         offset: Offset of the delegate in the file.
     """
     keys = [
@@ -71,7 +71,7 @@ _MOVES = (XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.STAT
 
 
 def _mergeable_move(graph: XnnGraph) -> XnnNode | None:
-    """Return a copy node that is the only user of another one, or equals an earlier node.
+    """Return a copy node that is equal to an earlier one, or the only user of one.
 
     Returns:
         The first such node, or None.

@@ -1,4 +1,4 @@
-"""Checks that a file is safe to run, beyond the runtime's own."""
+"""Checks that a file is safe to run, beyond the checks of the runtime."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ProgramVerifier:
         file, program = self._file, self._program
         if program.version:
             raise ContentError(
-                f"found {program.version}, expected 0; newer runtimes reject others",
+                f"found {program.version}, expected 0; newer runtimes reject other versions",
                 field="Program.version",
             )
         if not self._decoder.execution_plan:
@@ -254,7 +254,7 @@ def _verify_memory(table: PlanTable, plan: schema.ExecutionPlan) -> None:
             _refuse(
                 table,
                 f"{name}[{index}]",
-                f"found {size} bytes, of which tensors use only {end}",
+                f"found {size} bytes, expected at most 16 MiB above twice the {end} in use",
                 LimitError,
             )
     for device in plan.non_const_buffer_device or ():
@@ -262,7 +262,7 @@ def _verify_memory(table: PlanTable, plan: schema.ExecutionPlan) -> None:
             _refuse(
                 table,
                 "non_const_buffer_device",
-                f"found buffer {device.buffer_idx} of {len(sizes)}",
+                f"found buffer {device.buffer_idx}, expected one of {len(sizes)}",
                 IndexRangeError,
             )
 
@@ -287,7 +287,7 @@ def _verify_operators(table: PlanTable, plan: schema.ExecutionPlan) -> None:
                 table,
                 f"operators[{index}]",
                 f"found the name {name[:120]!r} of {length} bytes, expected 1 to "
-                f"{MAX_OPERATOR_NAME} without NUL, because the runtime copies it into 100",
+                f"{MAX_OPERATOR_NAME} without NUL: the runtime copies it into 100 bytes",
             )
 
 
@@ -295,7 +295,7 @@ def _verify_arguments(table: PlanTable, plan: schema.ExecutionPlan) -> None:
     for name, indices in (("inputs", plan.inputs), ("outputs", plan.outputs)):
         for index in indices:
             if not 0 <= index < len(plan.values):
-                reason = f"found value {index} of {len(plan.values)}"
+                reason = f"found value {index}, expected one of {len(plan.values)}"
                 _refuse(table, name, reason, IndexRangeError)
             value = plan.values[index].val
             if not isinstance(value, _PASSED):

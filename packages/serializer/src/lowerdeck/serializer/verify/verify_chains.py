@@ -76,7 +76,7 @@ _UNUSABLE = {
 _ALWAYS = 1 << 62  # a step after all others
 # Limit on checks of one value: each jump may end the memory of views, which are then checked
 # again.
-_MOST_LOOKS = 64
+_MAX_MEMORY_CHECKS = 64
 
 
 class ChainVerifier:
@@ -109,7 +109,7 @@ class ChainVerifier:
         self._caller_values = {*plan.inputs, *plan.outputs}
         # Checked values are cached, so that a long list that many calls share is traversed once.
         self._with_memory: dict[int, int] = {}
-        self._looks: Counter[int] = Counter()
+        self._memory_checks: Counter[int] = Counter()
         self._writable: set[int] = set()
         # For each tensor without allocated memory, the step up to which a view provides it.
         self._viewed: dict[int, int] = {}
@@ -198,8 +198,8 @@ class ChainVerifier:
             self._verify_kind(name, len(letters), call.args[-1], kernel.returned)
         if name.endswith("_") and call.args[-1] != call.args[0]:
             self._refuse(
-                f"found {call.args[-1]} for the return value of {name}, which updates "
-                f"{call.args[0]} in place"
+                f"found value {call.args[-1]} for the result of {name}, expected "
+                f"{call.args[0]}, which it updates in place"
             )
         self._verify_types(kernel, call.args)
         for limit in kernel.limits:
@@ -208,7 +208,7 @@ class ChainVerifier:
                 self._refuse(f"{problem}; otherwise {name} aborts the process")
 
     def _verify_primitive(self, kernel: RuntimeKernel, args: list[int]) -> None:
-        """Check arguments that built-in operators use before checking them."""
+        """Check arguments that built-in operators use without a check."""
         needed = len(kernel.arguments) + len(kernel.returned)
         if len(args) < needed:
             self._refuse(
@@ -220,7 +220,7 @@ class ChainVerifier:
             self._verify_result(kernel.name, args[needed - 1])
 
     def _verify_result(self, name: str, index: int) -> None:
-        """Raise if a result replaces a value of another kind, which later executions need."""
+        """Raise if a result replaces a value of another kind, which the next execution needs."""
         short = name.removeprefix(f"{PRIMITIVES}::")
         accepted = next((kinds for names, kinds in _RESULTS if short in names), _NUMBERS)
         value = self._plan.values[index].val
@@ -285,7 +285,7 @@ class ChainVerifier:
             type(self._plan.values[index].val) for index in (call.move_from, call.move_to)
         )
         if source is not target:
-            self._refuse(f"found a move of a {source.__name__} to a {target.__name__}")
+            self._refuse(f"found a move of {source.__name__} to another type {target.__name__}")
 
     def _verify_jump(self, call: schema.JumpFalseCall) -> None:
         self._verify_indices((call.cond_value_index,))
@@ -313,7 +313,7 @@ class ChainVerifier:
             self._refuse(f"found value {index}, expected a Tensor")
         # A freed tensor has no memory in later executions either.
         if index in self._used:
-            self._refuse(f"found value {index}, which is still used")
+            self._refuse(f"found value {index}, which instructions use, expected an unused tensor")
 
     @cached_property
     def _used(self) -> set[int]:
@@ -338,16 +338,16 @@ class ChainVerifier:
                 self._with_memory[index] = self._memory_end(index)
 
     def _memory_end(self, index: int) -> int:
-        """Return the step until which a tensor or list has memory; raise if it has none now."""
+        """Return the step until which a tensor or list has memory; raise if it has none here."""
         end = _ALWAYS
         for tensor in self._tensors_of(index):
             self._verify_memory(tensor)
             end = min(end, self._viewed.get(tensor, _ALWAYS))
         if end != _ALWAYS:
-            self._looks[index] += 1
-            if self._looks[index] > _MOST_LOOKS:
+            self._memory_checks[index] += 1
+            if self._memory_checks[index] > _MAX_MEMORY_CHECKS:
                 self._refuse(
-                    f"found value {index} used more than {_MOST_LOOKS} times among jumps past "
+                    f"found value {index} used over {_MAX_MEMORY_CHECKS} times after jumps past "
                     "the views that provide its memory",
                     LimitError,
                 )

@@ -89,7 +89,7 @@ class ValueVerifier:
                 f"found dim_order {tensor.dim_order}, expected a permutation of {rank} dimensions"
             )
         if tensor.nbytes > MAX_TENSOR_BYTES:
-            self._refuse(f"found a tensor of {tensor.nbytes} bytes", LimitError)
+            self._refuse(f"found {tensor.nbytes} bytes, expected below 2**63", LimitError)
         extra = tensor.extra_tensor_info
         external = extra is not None and extra.location is TensorDataLocation.EXTERNAL
         if external and extra is not None and not extra.fully_qualified_name:
@@ -155,7 +155,7 @@ class ValueVerifier:
             if optional and item == -1:
                 continue
             if not 0 <= item < len(values):
-                self._refuse(f"found item {item} of {len(values)} values", IndexRangeError)
+                self._refuse(f"found item {item}, expected one of {len(values)}", IndexRangeError)
             kind = type(values[item].val)
             if kind is not schema.Tensor and not (optional and kind is schema.Null):
                 self._refuse(

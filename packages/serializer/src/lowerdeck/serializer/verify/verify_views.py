@@ -1,4 +1,4 @@
-"""Views that provide memory at run time, and the instructions up to which it is valid.
+"""Views that provide memory at run time, and the instructions up to which that memory is valid.
 
 ``executorch_prim::et_view.default(source, sizes, out)`` makes ``out`` point at the bytes of
 ``source``. If the caller provides an input's memory, a view of it has no planned bytes: before the

@@ -69,7 +69,8 @@ class XnnValue:
     Attributes:
         id: The id by which nodes refer to the value.
         encoding: Element type and quantisation.
-        shape: Sizes in memory order; except for constants, upper bounds, or 0 for dynamic sizes.
+        shape: Sizes in memory order. They are exact for constants; for other values they are upper
+            bounds, or 0 for dynamic sizes.
         flags: ``INPUT`` or ``OUTPUT`` of the graph, or 0.
         external_id: Position among the arguments of the delegate call, or None.
         constant: Location of its bytes, if it is a constant.
@@ -153,7 +154,7 @@ class XnnNode:
 
         Args:
             others: New ids by old id, for inputs and outputs.
-            debug_handle: The copy's debug handle; None for the node's.
+            debug_handle: Debug handle of the copy; None to keep that of the node.
         """
         fields: dict[str, Any] = dict(self.fields)
         for name in _IDS[self.operator]:
@@ -188,7 +189,7 @@ class XnnGraph:
     Attributes:
         version: Version string of the compiler; the runtime ignores it.
         input_ids: Ids of the inputs; the runtime uses the values' flags instead.
-        output_ids: Ids of the outputs, likewise.
+        output_ids: Ids of the outputs; the runtime uses the values' flags instead.
         num_externs: Number of arguments that the graph declares.
         constants: Locations of constants; entry 0 is reserved and means none.
         constant_data: Bytes of constants inside the payload, empty if all are named data.

@@ -1,7 +1,8 @@
 """The tables, operators and data types of an XNNPACK payload.
 
-Facts: the schema that ExecuTorch 1.4.1 publishes and reads (identifiers ``XN00`` and ``XN01``).
-The numbers of union members and the order of fields are part of the format and never change.
+The source is the schema that ExecuTorch 1.4.1 publishes and reads (identifiers ``XN00`` and
+``XN01``). The numbers of union members and the order of fields are part of the format and never
+change.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class XnnDatatype(IntEnum):
     """Type of the elements of a value, by XNNPACK's numbers.
 
     ``Q`` is one scale for the tensor, ``QC`` one for each channel, ``QB`` one for each group,
-    ``QD`` scales computed at run time; ``QP`` and ``PFP`` are packed forms of some processors.
+    ``QD`` scales computed at run time; ``QP`` and ``PFP`` are packed formats of some processors.
     """
 
     FP32 = 1

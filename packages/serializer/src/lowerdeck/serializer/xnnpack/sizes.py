@@ -39,8 +39,8 @@ class RealSizes:
     """Sizes inferred from the graph's inputs, node by node.
 
     The runtime infers them at each call and uses the declared sizes of intermediate values only to
-    allocate memory. Sizes that cannot be inferred are the declared ones, except 0, which is a
-    dynamic size.
+    allocate memory. A size that cannot be inferred is the declared one, or unknown if that is 0
+    (dynamic).
     """
 
     def __init__(self, values: Mapping[int, XnnValue]) -> None:
@@ -110,7 +110,7 @@ class RealSizes:
         if node.operator is XnnOperator.GLOBAL_AVG_POOLING_2D:
             return None
         if node.operator in WINDOWS:
-            return _slid(node, source, self.of(node.outputs[0]))
+            return _window_output(node, source, self.of(node.outputs[0]))
         if node.operator in _BROADCAST:
             return _broadcast(source, self.of(node.inputs[1]))
         return None
@@ -158,7 +158,7 @@ def window(node: XnnNode, axis: str, size: int) -> tuple[int, int, int]:
     return span, size + padding, max(1, node.number(f"{step}_{axis}"))
 
 
-def _slid(node: XnnNode, source: Sizes, result: Sizes) -> Sizes | None:
+def _window_output(node: XnnNode, source: Sizes, result: Sizes) -> Sizes | None:
     """Return the output sizes of a sliding window, [batch, height, width, channels]."""
     if len(source) != 4 or len(result) != 4:
         return None

@@ -45,7 +45,7 @@ def verify_payload(graph: XnnGraph, named: Mapping[str, int]) -> None:
         if value.id in values:
             raise damaged(f"found two XNNPACK values with the id {value.id}, expected one")
         if value.external_id is not None and value.external_id in arguments:
-            raise damaged(f"found two XNNPACK values for the argument {value.external_id}")
+            raise damaged(f"found two XNNPACK values for argument {value.external_id}")
         values[value.id] = value
         if value.external_id is not None:
             arguments.add(value.external_id)
@@ -118,11 +118,11 @@ def _verify_scales(
 ) -> None:
     label = f"XNNPACK value {value.id}"
     if not 0 <= scales.channel_dim < len(value.shape):
-        raise damaged(f"found channel dimension {scales.channel_dim} of {label}")
+        raise damaged(f"found channel dimension {scales.channel_dim}, beyond the rank of {label}")
     count, width = value.shape[scales.channel_dim], 4
     if scales.scheme == "group":
         if scales.group_size < 1:
-            raise damaged(f"found groups of {scales.group_size} elements of {label}")
+            raise damaged(f"found group size {scales.group_size} of {label}, expected 1 or more")
         count, width = prod(value.shape) // scales.group_size, 2
     if scales.scale_constant:
         _verify_constant(

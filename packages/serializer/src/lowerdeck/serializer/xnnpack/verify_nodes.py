@@ -156,7 +156,7 @@ class NodeVerifier:
         four_bits = (source.dtype, filters.dtype) == (XnnDatatype.FP32, XnnDatatype.QCINT4)
         if four_bits and node.number("flags") & XnnNode.TRANSPOSE_WEIGHTS:
             raise damaged(
-                f"found a {label} of floats with a transposed filter of 4 bits, on which the "
+                f"found a floating-point {label} with a transposed 4-bit filter, on which the "
                 "runtime crashes"
             )
 
