@@ -1,7 +1,7 @@
 """XNNPACK backend: compiler for the official runtime's delegate, and a Python reference runtime.
 
 Importing this package does not register a backend, because another compiler may have registered
-the same id. Compiler and runtime are imported at first use and independently.
+the same id. Compiler and runtime are imported independently, each at its first use.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class XnnpackQuantizer(Quantizer):
         accepts: Returns whether a node may be quantised; by default all may.
 
     Raises:
-        XnnpackError: Another number of bits.
+        XnnpackError: ``weight_bits`` is neither 8 nor 4.
 
     Example:
         >>> import torch
@@ -70,7 +70,7 @@ class XnnpackQuantizer(Quantizer):
         >>> inputs = (torch.randn(1, 8),)
         >>> exported = torch.export.export(torch.nn.Linear(8, 4).eval(), inputs)
         >>> prepared = prepare_pt2e(exported.module(), XnnpackQuantizer())
-        >>> prepared(*inputs).shape  # calibrate: with many inputs, as they will come
+        >>> prepared(*inputs).shape  # calibrate, with representative inputs
         torch.Size([1, 4])
         >>> program = torch.export.export(convert_pt2e(prepared), inputs)
     """

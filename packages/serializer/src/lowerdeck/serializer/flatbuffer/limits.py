@@ -49,8 +49,8 @@ SHORT_LIST = 24
 """Valid files share lists of up to this length between many calls and tensors."""
 
 LONG_ENTRY_COST = 64
-"""Cost of each further entry, per reference to the list: otherwise a few long lists shared by all
-calls would decode to dozens of entries per byte, all of which are iterated over.
+"""Cost of each entry beyond ``SHORT_LIST``, per reference: otherwise a few long lists shared by
+all calls would decode to dozens of entries per byte, all of which are iterated over.
 """
 
 SHAPE_COST = 512

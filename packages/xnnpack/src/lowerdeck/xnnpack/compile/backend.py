@@ -26,7 +26,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.serializer import XnnEncoding, XnnOperator, encode_payload
 from lowerdeck.torch_base import arguments_of, collector_held, describe_node, size_range
-from lowerdeck.xnnpack.compile.decisions import decisions_of, match_taken
+from lowerdeck.xnnpack.compile.decisions import decisions_of, restore_supported
 from lowerdeck.xnnpack.compile.external_data import data_by_file
 from lowerdeck.xnnpack.compile.precision import precision_of
 from lowerdeck.xnnpack.emit import (
@@ -101,7 +101,7 @@ class XnnpackBackend(BackendDetails):
         edge_program = on_cpu(edge_program)
         constants = constant_tensors(edge_program)
         decisions = decisions_of(edge_program.graph, constants)
-        whole = match_taken(edge_program, constants, decisions=decisions)
+        whole = restore_supported(edge_program, constants, decisions=decisions)
         precision = precision_of(compile_specs)
         decided = {node for node in whole.graph.nodes if decisions and DECISION in node.meta}
         emission = emit_partition(edge_program, whole.graph, constants, precision, decided)
@@ -130,7 +130,7 @@ def emit_partition(
 
     Args:
         program: The partition as a program.
-        graph: Its graph, or an equivalent one.
+        graph: The graph to emit: that of the program, or an equivalent one.
         constants: Tensors of constant placeholders, by name.
         precision: ``"fp16"`` to store float32 filters as float16, ``"fp32"`` to compute float16
             in float32.
@@ -248,7 +248,7 @@ def _stored_as(tracked: Tracked) -> XnnEncoding | None:
 
 
 def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:
-    """Return a node and the nodes fused into it, up to the first with a value."""
+    """Return a node and its chain of only users, up to the first node that has a value."""
     chain = [node]
     while chain[-1] not in emission and len(chain[-1].users) == 1:
         chain.append(next(iter(chain[-1].users)))

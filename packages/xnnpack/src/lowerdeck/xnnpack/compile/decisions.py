@@ -21,7 +21,7 @@ class Decision(NamedTuple):
 
     Attributes:
         calls: Number of supported calls in the partition.
-        constants: Number of constants that these read.
+        constants: Number of constants that the calls read.
         patterns: Indices of patterns whose match ends with this call.
     """
 
@@ -30,7 +30,7 @@ class Decision(NamedTuple):
     patterns: tuple[int, ...]
 
 
-def match_taken(
+def restore_supported(
     program: ExportedProgram,
     constants: Collection[str],
     kept: Collection[str] | None = None,
@@ -40,7 +40,7 @@ def match_taken(
 
     Args:
         constants: Names of constant placeholders.
-        kept: Names of the foldable calls; None for all.
+        kept: Names of the calls that may be constant-folded; None for all.
         decisions: From :func:`decisions_of`; if empty, each match is checked.
     """
     if decisions:

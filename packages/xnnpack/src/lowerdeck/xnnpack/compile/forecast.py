@@ -38,8 +38,8 @@ def unseen_weights(nodes: Sequence[Node], constants: Collection[str]) -> dict[st
         Advice by name of the weight's dequantise node.
     """
     return {
-        node.name: "its weight has the scale 1.0, as of an observer that was never run: call what "
-        "prepare_pt2e returned, with any inputs if quantised dynamically, before convert_pt2e"
+        node.name: "its weight has the scale 1.0, as from an observer that was never run: call "
+        "what prepare_pt2e returned, with any inputs if quantised dynamically, before convert_pt2e"
         for node in nodes
         if name_of(node) == DEQUANTIZE
         and is_weight(node, constants)

@@ -34,8 +34,8 @@ def integer_weights(
         constants: Names of constant placeholders.
 
     Returns:
-        The reason for each such layer, by name, and the reason for each node that quantises rows
-        for one, which cannot be delegated.
+        Two mappings: the reason for each such layer, by name, and the reason for each node that
+        quantises rows for such a layer and so cannot be delegated.
     """
     in_float: dict[str, str] = {}
     unfit: set[Node] = set()

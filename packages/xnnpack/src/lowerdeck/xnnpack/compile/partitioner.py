@@ -21,7 +21,7 @@ from lowerdeck.lowered_module import (
     tag_constant_data,
 )
 from lowerdeck.torch_base import Behaviours, Effect, LazyGraphModule, OpOverload
-from lowerdeck.xnnpack.compile.decisions import keep_decisions, match_taken
+from lowerdeck.xnnpack.compile.decisions import keep_decisions, restore_supported
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
 from lowerdeck.xnnpack.compile.integer_weights import integer_weights
 from lowerdeck.xnnpack.compile.precision import PRECISION, PRECISIONS
@@ -63,7 +63,7 @@ class XnnpackPartitioner(Partitioner):
             never run.
 
     Raises:
-        XnnpackError: The precision is not one of those.
+        XnnpackError: The precision is none of these.
     """
 
     def __init__(self, precision: str | None = None) -> None:
@@ -87,7 +87,7 @@ class XnnpackPartitioner(Partitioner):
         constants = constant_names(exported_program)
         behaviours = Behaviours(exported_program.graph_module)
         kept: set[str] | None = None
-        matched = match_taken(exported_program, constants)
+        matched = restore_supported(exported_program, constants)
         generated: set[str] | None = None
         while True:
             nodes = [node for node in matched.graph.nodes if node.op == "call_function"]
@@ -109,7 +109,7 @@ class XnnpackPartitioner(Partitioner):
             changed = set(foldable).difference(within)
             changed.update([user for node in changed for user in node.users])
             if any(map(matched.is_new, changed)):
-                matched = match_taken(exported_program, constants, kept)
+                matched = restore_supported(exported_program, constants, kept)
         ahead = set(foldable)
         delegated = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
@@ -175,7 +175,7 @@ class XnnpackPartitioner(Partitioner):
 
 
 _MOST_FOLDED = 1024
-"""Largest result in bytes that the emitter computes ahead."""
+"""Largest result in bytes that the emitter computes ahead of time."""
 
 
 def _tag_pieces(whole: MatchedGraph) -> None:
@@ -190,9 +190,9 @@ def _tag_pieces(whole: MatchedGraph) -> None:
 
 
 def _generated(foldable: Sequence[Node]) -> set[str]:
-    """Return the names of foldable calls that read no weight and return little, such as positions.
+    """Return the names of foldable calls without weights and with small results, like positions.
 
-    The emitter computes them if they are in no delegate.
+    The emitter folds these calls unless they are in a delegate.
     """
     generated: set[str] = set()
     for node in foldable:
@@ -212,7 +212,7 @@ def _proposed(
 ) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
     """Return each node's reason for refusal (or None), the partitions, and layers in float.
 
-    The last are reasons by name of the layer; None if nothing is quantised.
+    The reasons for float are by name of the layer; None if nothing is quantised.
     """
     nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
     ahead = {*constants, *(node.name for node in foldable)}

@@ -19,7 +19,7 @@ from lowerdeck.xnnpack.emit.tensors import Tracked
 from lowerdeck.xnnpack.payload import FLOAT, HALF
 
 _FEWEST = 4096
-"""Minimum number of elements of a constant to compute; smaller ones take fewer bytes stored."""
+"""Minimum number of elements of a computed constant; smaller ones take fewer bytes if stored."""
 _MOST = 1 << 20
 """Elements compared per chunk."""
 _ADDING = {XnnOperator.ADD, XnnOperator.SUBTRACT}

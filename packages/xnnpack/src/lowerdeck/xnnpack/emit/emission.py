@@ -153,7 +153,7 @@ class Emission(Values):
         Args:
             position: Position among the arguments of the call, including inputs.
             layout: Layout in the program.
-            encoding: Encoding in the program; None for the tensor's own.
+            encoding: Encoding in the program; None to keep that of the tensor.
         """
         output = tracked if encoding is None else self.in_encoding(tracked, encoding)
         with self.stored(None, output.encoding):
@@ -172,7 +172,7 @@ class Emission(Values):
 
     def id_of(self, tracked: Tracked, layout: Layout = Layout.PLAIN) -> int:
         """Return the id of a tensor's value in a layout, converting if necessary."""
-        record = self._held(tracked)
+        record = self._in_operand_encoding(tracked)
         if len(record.shape) < 3:
             layout = Layout.PLAIN
         existing = record.ids.get(layout)
@@ -180,7 +180,7 @@ class Emission(Values):
             existing = record.ids[layout] = self._converted(record, layout)
         return existing
 
-    def _held(self, tracked: Tracked) -> Tracked:
+    def _in_operand_encoding(self, tracked: Tracked) -> Tracked:
         """Return a tensor in the encoding of the current node's operands."""
         if self.reads is not None:
             return self.in_encoding(tracked, self.reads)
@@ -205,7 +205,7 @@ class Emission(Values):
         if layout is Layout.PLAIN or not missing or not tracked.shape:
             return self.id_of(tracked, layout)
         shape = (*(1,) * missing, *tracked.shape)
-        record = self._held(tracked)
+        record = self._in_operand_encoding(tracked)
         if record.tensor is not None:
             tensor = record.tensor.reshape(shape).permute(layout.permutation(rank))
             return self.constant_value(tensor, encoding=record.encoding)
@@ -395,7 +395,7 @@ class Emission(Values):
         """Return a tensor with its sizes set explicitly; at most one is symbolic.
 
         A convolution of an empty batch leaves the height and width of its result unset, which
-        crashes its users.
+        crashes the nodes that read it.
         """
         with self.stored(None, tracked.encoding):
             value = self.reshaped(self.id_of(tracked, layout), layout.arrange(tracked.shape))

@@ -76,8 +76,8 @@ class _Plan(NamedTuple):
     """Steps of a reshape.
 
     Attributes:
-        groups: The sizes except 1 of each group, before and after. A group is one symbolic size,
-            or the static sizes between two.
+        groups: The sizes other than 1 of each group, before and after. A group is one symbolic
+            size, or the static sizes between two symbolic ones.
         added: Number of dimensions of size 1 added first.
         dropped: Number of dimensions dropped at the end.
         pieces: Largest number of slices of a dimension.
@@ -169,7 +169,7 @@ class _Tensor:
         self.keys[at], self.keys[free] = (key[0], key[1] + 1), key
 
     def arranged(self, after: Sequence[Dim], dropped: int) -> int:
-        """Return the value with its dimensions in order and some of size 1 dropped."""
+        """Return the value with the sizes ``after``, less ``dropped`` dimensions of size 1."""
         ones = (at for at, key in enumerate(self.keys) if key is None)
         real = iter(sorted(key for key in self.keys if key is not None))
         order = [next(ones) if is_one(size) else self.keys.index(next(real)) for size in after]

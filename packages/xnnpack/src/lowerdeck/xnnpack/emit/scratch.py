@@ -9,7 +9,7 @@ import torch
 from lowerdeck.torch_base import storage_identity, tensor_in_file
 
 IN_MEMORY = 8 << 20
-"""Bytes kept in memory per partition, of which there may be hundreds; more go to files."""
+"""Bytes of results kept in memory per partition; further ones go to files."""
 _PIECE = 1 << 20
 """Elements converted at once; even, because one byte may store two."""
 _LARGEST_HALF = torch.finfo(torch.float16).max

@@ -59,7 +59,7 @@ class Quantized:
         )
 
     def permuted(self, order: Sequence[int]) -> Quantized | None:
-        """Return the permuted constant, None with groups."""
+        """Return the permuted constant, None if it has groups."""
         if self.group:
             return None
         axis = None if self.axis is None else list(order).index(self.axis)
@@ -71,7 +71,7 @@ class Quantized:
         centred = self.centred()
         if centred is not None:
             return [centred]
-        left, most = self._moved(), 2 ** (self.bits - 1) if self.group else 128
+        left, most = self._without_zero_points(), 2 ** (self.bits - 1) if self.group else 128
         terms: list[Quantized] = []
         while not terms or bool(left.any()):
             part = left.clamp(-most, most - 1)
@@ -83,17 +83,17 @@ class Quantized:
         empty = torch.zeros_like(self.zero_points)
         return Quantized(data.to(torch.int8), self.scales, empty, self.axis, self.group, bits)
 
-    def _moved(self) -> torch.Tensor:
+    def _without_zero_points(self) -> torch.Tensor:
         """Return the integers with their zero points subtracted."""
         return self.data.to(torch.int16) - self._spread(self.zero_points.to(torch.int16))
 
     def centred(self) -> Quantized | None:
-        """Return this with zero points of 0; None with groups, or if it needs more than 8 bits."""
+        """Return the constant with zero points of 0; None with groups or above 8 bits."""
         if self.is_symmetric:
             return self
         if self.group:
             return None
-        moved = self._moved()
+        moved = self._without_zero_points()
         low, high = int(moved.min()), int(moved.max())
         if low < -128 or high > 127:
             return None
@@ -124,7 +124,7 @@ class Tracked:
 
     @classmethod
     def of(cls, data: torch.Tensor, encoding: XnnEncoding = FLOAT) -> Tracked:
-        """Return a constant."""
+        """Return a tensor with constant data."""
         return cls(tuple(data.shape), data, encoding=encoding)
 
     @property

@@ -59,7 +59,7 @@ class _Uses:
             for value in node.inputs:
                 self.readers[value].append(number)
 
-    def made_for_one(self, value: int, kind: XnnOperator) -> XnnNode | None:
+    def single_use_producer(self, value: int, kind: XnnOperator) -> XnnNode | None:
         """Return the producer of a value if it has the given kind and the value has one reader."""
         number = self.maker.get(value)
         if number is None or len(self.readers[value]) != 1 or self._graph.values[value].flags:
@@ -158,9 +158,9 @@ def _kernel(node: XnnNode) -> tuple[int, int]:
 def _padding(graph: XnnGraph, uses: _Uses, node: XnnNode) -> XnnNode:
     """Return a convolution with the zero padding before it fused; the node itself without one."""
     image = node.number("input1_id")
-    line = uses.made_for_one(image, XnnOperator.STATIC_RESHAPE)
+    line = uses.single_use_producer(image, XnnOperator.STATIC_RESHAPE)
     padded = image if line is None else line.number("input_id")
-    pad = uses.made_for_one(padded, XnnOperator.STATIC_CONSTANT_PAD)
+    pad = uses.single_use_producer(padded, XnnOperator.STATIC_CONSTANT_PAD)
     if pad is None or pad.fields.get("padding_value", 0.0) != 0.0:
         return node
     source = pad.number("input_id")
@@ -292,7 +292,7 @@ def _layer_of_part(
 
 
 def _replace(emission: Emission, changed: Mapping[int, Sequence[tuple[XnnNode, int]]]) -> None:
-    """Replace nodes; each new one gets the sources of both replaced nodes."""
+    """Replace nodes; each new node gets the sources of the two nodes that it combines."""
     nodes, sources = emission.graph.nodes, emission.sources
     kept = [
         pair

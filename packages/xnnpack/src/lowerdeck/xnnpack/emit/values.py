@@ -35,7 +35,7 @@ class Values:
         self.sources: list[tuple[fx.Node, ...]] = []
         """Source nodes of each payload node, indexed by its debug handle."""
         self.reads: XnnEncoding | None = FLOAT
-        """Encoding in which operands are read; None for their own."""
+        """Encoding in which operands are read; None to keep that of each operand."""
         self.writes: XnnEncoding = FLOAT
         """Encoding of the results of added nodes."""
         self._constants: dict[tuple[XnnConstant, tuple[int, ...], bool, XnnEncoding], int] = {}
@@ -45,7 +45,7 @@ class Values:
         """Set the encodings that added nodes read and write.
 
         Args:
-            reads: Encoding of operands; None for each operand's own.
+            reads: Encoding of operands; None to keep that of each operand.
         """
         before = self.reads, self.writes
         self.reads, self.writes = reads, writes
@@ -156,7 +156,7 @@ class Values:
         return selected.id
 
     def value_like(self, value: XnnValue, dims: tuple[int, ...]) -> int:
-        """Return the id of a new value with another one's encoding.
+        """Return the id of a new value with the encoding of an existing value.
 
         Args:
             dims: Its sizes in memory order.

@@ -17,7 +17,7 @@ _COARSEST = 2**11
 _FINEST_PRODUCT = 2**15
 """Scale ratio above which a product, in steps of the result, overflows int32."""
 _FINEST_SUM = 2**14
-"""Largest scale ratio of sums; from 2**20 on the runtime's are garbage."""
+"""Largest scale ratio of sums; from 2**20 on the runtime returns garbage."""
 _APART = 2**20
 """Ratio of the input scales above which the finer input loses steps."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

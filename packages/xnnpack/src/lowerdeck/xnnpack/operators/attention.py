@@ -106,7 +106,7 @@ def _group_refusal(call: Call) -> str | None:
         return None
     query, key, value = (call.shape(name) for name in _TENSORS)
     if any(len(shape) != 4 or not is_fixed(shape[1]) for shape in (query, key, value)):
-        return "its heads are grouped in other than 4 dimensions, or by a symbolic number"
+        return "its grouped heads have other than 4 dimensions, or a symbolic number"
     return None if key[1] == value[1] else "its keys and values are grouped differently"
 
 

@@ -28,7 +28,7 @@ class Affine(NamedTuple):
     Attributes:
         scale: Factor of each channel, in float64.
         shift: Bias of each channel, in float64.
-        last: The node that holds the result.
+        last: The node that returns the result.
     """
 
     scale: torch.Tensor

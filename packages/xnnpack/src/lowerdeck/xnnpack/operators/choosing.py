@@ -16,7 +16,7 @@ from lowerdeck.xnnpack.errors import UnsupportedNodeError
 from lowerdeck.xnnpack.operators.contract import Table, move, table
 
 _MOST_PIECES = 64
-"""Maximum number of slices of an index, a node each; the runtime has no gather."""
+"""Maximum number of slices of an index, which take a node each; the runtime has no gather."""
 _FEW = 4
 """Maximum size that is reversed element by element."""
 _MOST_INDICES = 1 << 16
@@ -44,15 +44,15 @@ def choice_refusal(shape: Sequence[Dim], indices: Sequence[int]) -> str | None:
         shape: The sizes of the tensor.
         indices: The indices of one of its dimensions.
     """
-    few = {1: 0.0, 0: _FEW, -1: _few(shape)}
+    few = {1: 0.0, 0: _FEW, -1: _max_by_element(shape)}
     pieces = sum(count if count <= few[step] else 1 for _, count, step in runs(indices))
     if pieces > _MOST_PIECES:
         return f"it selects more than {_MOST_PIECES} pieces, each of which takes a node"
     return None
 
 
-def _few(shape: Sequence[Dim]) -> float:
-    """Return the largest size that is reversed element by element; others use reshapes."""
+def _max_by_element(shape: Sequence[Dim]) -> float:
+    """Return the largest size that is reversed element by element; larger ones use reshapes."""
     return _FEW if sum(not is_fixed(size) for size in shape) < 2 else math.inf
 
 
@@ -63,7 +63,7 @@ def chosen(emission: Emission, tracked: Tracked, axis: int, indices: Sequence[in
         axis: The dimension, of static size.
         indices: The selected indices, none negative.
     """
-    layout, few = tracked.preferred, _few(tracked.shape)
+    layout, few = tracked.preferred, _max_by_element(tracked.shape)
     parts: list[Tracked] = []
     for start, count, step in runs(indices):
         if step == 1:

@@ -93,7 +93,7 @@ Build: TypeAlias = Callable[[Emission, Tracked, Call], Tracked]
 
 
 def first_of(*refusals: Refusal) -> Refusal:
-    """Combine refusals; the first reason wins."""
+    """Combine refusals; the first reason is returned."""
     return lambda call: next(filter(None, (refusal(call) for refusal in refusals)), None)
 
 

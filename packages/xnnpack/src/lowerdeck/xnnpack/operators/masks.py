@@ -30,8 +30,8 @@ class Mask(NamedTuple):
 
     Attributes:
         added: Bias that is added to the scores; None for 0.
-        kept: Factor of each row of the result: 0 for fully masked rows, else 1; None if there are
-            none. torch returns 0 for such rows, whose softmax would be NaN.
+        kept: Factor of each row of the result: 0 for fully masked rows, else 1; None if no row is
+            fully masked. torch returns 0 for fully masked rows, whose softmax would be NaN.
     """
 
     added: Tracked | None

@@ -38,13 +38,14 @@ time of one.
 _WIDE = 512
 """Wider rows are summed faster by pooling than by a linear layer."""
 _TOKEN = 256
-"""Widest rows that layer norms sum without parts. Parts would take 1.5 % of the time of ViT-tiny;
-they are more accurate only for rows with few distinct numbers, or with one a million times larger
-than others.
+"""Widest rows that layer norms sum at once. Sums in parts would take 1.5 % of the time of
+ViT-tiny; they are more accurate only for rows with few distinct numbers, or with one number a
+million times larger than the others.
 """
 _ELSEWHERE = 2.0**-64
 """Weight of an element in the sums of other parts, small enough not to change them. With a weight
-of 0, an infinity would make them NaN; now they are infinite, like the sum of the row.
+of 0, an infinity would make those sums NaN; with this weight they are infinite, like the sum of
+the row.
 """
 
 
@@ -55,7 +56,8 @@ def row_mean(
 
     The runtime has no such reduction; a linear layer with a weight of 1/K computes it. It
     accumulates sequentially, which is off by hundreds of units in the last place for rows of
-    thousands: parts of a long row are summed first, which is about as accurate as eager.
+    thousands of elements: parts of a long row are summed first, which is about as accurate as
+    eager.
 
     Args:
         tensor: In the plain layout, with a static last dimension.
@@ -140,7 +142,7 @@ def _standardized(
 
     Args:
         shifted: The tensor minus its first element, see :func:`shift_by_first`.
-        mean: Returns the mean of a tensor like it, plus a number.
+        mean: Function of a tensor of that shape and a number: returns the mean plus the number.
         eps: Added to the variance.
     """
     centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean(shifted, 0.0))

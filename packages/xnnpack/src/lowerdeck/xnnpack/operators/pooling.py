@@ -58,13 +58,13 @@ def _windows(call: Call) -> list[Window]:
     after = image_sizes(call.result)[2:]
     return [
         window._replace(
-            after=max(window.after, _reach(window, int(many)) - int(size) - window.before)
+            after=max(window.after, _span(window, int(many)) - int(size) - window.before)
         )
         for window, size, many in zip(windows, before, after, strict=True)
     ]
 
 
-def _reach(window: Window, many: int) -> int:
+def _span(window: Window, many: int) -> int:
     """Return the number of elements that the windows span."""
     return (many - 1) * window.stride + window.dilation * (window.kernel - 1) + 1
 
@@ -106,7 +106,7 @@ def _avg_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 def _divisor_refusal(call: Call) -> str | None:
     overridden = call.args.get("divisor_override")
-    return "it divides by another number than that of its elements" if overridden else None
+    return "its divisor is not the number of elements" if overridden else None
 
 
 def _adaptive_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
@@ -177,7 +177,7 @@ def _volume_pool_refusal(call: Call) -> str | None:
 
 def _volume_mean_refusal(call: Call) -> str | None:
     whole = _adapted(call) == (1, 1, 1)
-    return None if whole else "its windows are not all of the volume"
+    return None if whole else "its window is not the whole volume"
 
 
 def _resize(e: Emission, x: Tracked, call: Call) -> Tracked:

@@ -140,13 +140,13 @@ def _dequantize_refusal(call: Call) -> str | None:
         if static_encoding(other) != encoding:
             raise QuantizationError(
                 f"{describe_node(call.node)} reads {source.name} with another scale or zero point "
-                f"than {other.name}; expected one for each tensor"
+                f"than {other.name}; expected one pair for each tensor"
             )
     return None
 
 
 def _nothing(emission: Emission, call: Call) -> None:
-    """Emit nothing for chosen scales: the runtime computes its own."""
+    """Emit nothing for scales chosen at run time: the runtime computes them."""
 
 
 def _choose_refusal(call: Call) -> str | None:
@@ -208,7 +208,9 @@ def _round_refusal(call: Call) -> str | None:
     limits = _range_of(arguments_of(chosen)) if name_of(chosen) in _CHOOSE else (-128, 127)
     if _range_of(call.args) != limits:
         low, high = _range_of(call.args)
-        return f"its integers are {low} to {high}, its scales for {limits[0]} to {limits[1]}"
+        return (
+            f"its integers are {low} to {high}, but its scales are for {limits[0]} to {limits[1]}"
+        )
     return _unrounded(call)
 
 

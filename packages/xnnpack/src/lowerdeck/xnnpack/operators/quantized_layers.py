@@ -19,7 +19,7 @@ from lowerdeck.xnnpack.operators.results import following_clamp
 from lowerdeck.xnnpack.payload import FLOAT, PER_ROW, Layout, int8
 
 MOST_COARSE = 256
-"""Ratio of input times filter scale to result scale from which the runtime refuses a layer."""
+"""Ratio of input scale * filter scale to result scale from which the runtime rejects a layer."""
 _INT32 = 2**31 - 1
 
 
@@ -154,7 +154,7 @@ def symmetric(weight: Quantized) -> Quantized:
     """Return a weight with zero points of 0, as the runtime requires.
 
     Raises:
-        FloatNeededError: With zero points of 0 it does not fit into 8 bits.
+        FloatNeededError: With zero points of 0 the weight does not fit into 8 bits.
     """
     centred = weight.centred()
     if centred is None:

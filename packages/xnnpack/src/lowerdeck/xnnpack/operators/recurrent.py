@@ -26,7 +26,7 @@ class _Cell(NamedTuple):
         batch: The number of sequences.
         width: The size of a state.
         recurrent: Weight of the state, one row per output.
-        shift: Bias of that product, or None.
+        shift: Bias of the product of weight and state, or None.
     """
 
     emission: Emission

@@ -100,7 +100,8 @@ def mean_over(
     Args:
         axes: The dimensions, in order.
         keep: Whether to keep them with size 1.
-        in_parts: Always sum rows in parts, and never by pooling, which accumulates sequentially.
+        in_parts: Whether to always sum rows in parts, never by pooling, which accumulates
+            sequentially.
     """
     shape = _reduced(tracked.shape, axes, keep=keep)
     in_parts = in_parts and all(is_fixed(tracked.shape[axis]) for axis in axes)

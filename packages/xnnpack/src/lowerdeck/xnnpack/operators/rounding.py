@@ -1,7 +1,7 @@
 """Users of dynamically quantised rows: layers with integer weights, and others.
 
-The runtime quantises rows only as inputs of such layers. Any other user in the delegate would read
-float rows that are not rounded.
+The runtime quantises rows only as inputs of layers with integer weights. Any other user in the
+delegate would read float rows that are not rounded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def unrounded_reader(
 
     Args:
         node: A node of the chain: it chooses scales, quantises or dequantises.
-        chain: Names of the operators of such chains.
+        chain: Names of the operators that occur in chains of dynamic quantisation.
         is_weight: Whether a node dequantises constant weights.
     """
     waiting, seen = [node], {node}

@@ -65,7 +65,7 @@ def _scores(*, masked: bool) -> Pattern:
 
 
 def _weights(scores: Pattern) -> Pattern:
-    """Return a softmax; torch decomposes it with 0 instead of NaN in rows of only -inf."""
+    """Return the pattern of a softmax; torch may replace the NaN of rows of only -inf by 0."""
     plain = (
         Piece("_softmax", scores, LastAxis(), False),
         Piece("softmax.int", scores, LastAxis()),

@@ -15,7 +15,7 @@ from lowerdeck.xnnpack.emit import fake, shape_of
 from lowerdeck.xnnpack.emit import same_sizes as same
 from lowerdeck.xnnpack.operators.quantization import chosen_by, name_of
 from lowerdeck.xnnpack.operators.shapes import order_of
-from lowerdeck.xnnpack.patterns.matching import Laid, Leaf, Match, Pattern, Piece
+from lowerdeck.xnnpack.patterns.matching import Leaf, Match, Pattern, Piece, Viewed
 from lowerdeck.xnnpack.patterns.pieces import ANY, Arguments, OperatorPattern, Prepared, turned
 
 _ROUNDED = "torchao.quantize_affine.default"
@@ -86,21 +86,21 @@ def _is_by_row(match: Match, rows: Node) -> bool:
 
 
 def _times(left: Pattern, right: Pattern) -> Piece:
-    return Piece("mul.Tensor", Laid(left), Laid(right), commutes=True)
+    return Piece("mul.Tensor", Viewed(left), Viewed(right), commutes=True)
 
 
 def _less(left: Pattern, right: Pattern) -> Piece:
-    return Piece("sub.Tensor", Laid(left), Laid(right))
+    return Piece("sub.Tensor", Viewed(left), Viewed(right))
 
 
-_ROWS, _ROW_SCALE, _INTEGERS = Leaf("rows"), Leaf("step"), Laid(Leaf("weight", torch.int8))
-_TRANSPOSED = Laid(turned(_INTEGERS, "turned"))
+_ROWS, _ROW_SCALE, _INTEGERS = Leaf("rows"), Leaf("step"), Viewed(Leaf("weight", torch.int8))
+_TRANSPOSED = Viewed(turned(_INTEGERS, "turned"))
 # Some processors multiply unsigned integers faster: 128 is added before and subtracted after.
-_UNSIGNED = Laid(Piece("add.Tensor", Laid(_ROWS), 128))
-_SUMS = Laid(Piece("sum.dim_IntList", _TRANSPOSED, ([0], [-2]), ANY))
+_UNSIGNED = Viewed(Piece("add.Tensor", Viewed(_ROWS), 128))
+_SUMS = Viewed(Piece("sum.dim_IntList", _TRANSPOSED, ([0], [-2]), ANY))
 _PRODUCT = (
     _less(Piece("_int_mm", _UNSIGNED, _TRANSPOSED), Piece("mul.Tensor", _SUMS, 128)),
-    Piece("_int_mm", Laid(_ROWS), _TRANSPOSED),
+    Piece("_int_mm", Viewed(_ROWS), _TRANSPOSED),
 )
 _SCALED_BY_ROW = _times(_PRODUCT, _ROW_SCALE)
 _ZERO_POINT_CORRECTION = _times(
@@ -110,11 +110,11 @@ _SCALED = _times(
     (
         _less(_SCALED_BY_ROW, _ZERO_POINT_CORRECTION),
         _SCALED_BY_ROW,
-        Piece("mm", Laid(_ROWS), _TRANSPOSED),
+        Piece("mm", Viewed(_ROWS), _TRANSPOSED),
     ),
     Leaf("scale"),
 )
 INTEGER_LAYERS = tuple(
-    OperatorPattern(torch.ops.aten.linear.default, Laid(piece), _layer)
-    for piece in (Piece("add.Tensor", Laid(_SCALED), Leaf("bias")), _SCALED)
+    OperatorPattern(torch.ops.aten.linear.default, Viewed(piece), _layer)
+    for piece in (Piece("add.Tensor", Viewed(_SCALED), Leaf("bias")), _SCALED)
 )

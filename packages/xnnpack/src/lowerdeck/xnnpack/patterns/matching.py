@@ -49,7 +49,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Whatever:
+class AnyArg:
     """Any non-tensor argument; callers check the result's shape instead."""
 
 
@@ -85,10 +85,10 @@ class Both:
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
-    """A tensor after any number of views, copies and casts; leaves prefer their source.
+class Viewed:
+    """A tensor after any number of views, copies and casts; a leaf binds the tensor before them.
 
-    As the outermost pattern, the caller must check dtypes.
+    If it is the outermost pattern, the caller must check dtypes.
     """
 
     pattern: Pattern
@@ -103,11 +103,11 @@ class Laid:
 Pattern: TypeAlias = (
     Leaf
     | Amount
-    | Whatever
+    | AnyArg
     | LastAxis
     | Piece
     | Both
-    | Laid
+    | Viewed
     | tuple[Any, ...]
     | list[int]
     | int
@@ -144,7 +144,7 @@ def is_possible(pattern: Pattern, targets: Collection[object]) -> bool:
         return pattern.dtype is None or pattern.dtype in targets
     if isinstance(pattern, tuple):
         return any(is_possible(option, targets) for option in pattern)
-    if isinstance(pattern, Laid):
+    if isinstance(pattern, Viewed):
         return is_possible(pattern.pattern, targets)
     if isinstance(pattern, Both):
         return is_possible(pattern.first, targets) and is_possible(pattern.second, targets)
@@ -167,7 +167,7 @@ def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
     last = fake(node)
     if last is not None:
         for match in _matches(pattern, node, Match({}, ())):
-            one_dtype = isinstance(pattern, Laid) or _is_of_one_dtype(match, last)
+            one_dtype = isinstance(pattern, Viewed) or _is_of_one_dtype(match, last)
             if match.pieces[0] is node and _is_closed(match) and one_dtype:
                 yield match
 
@@ -202,7 +202,7 @@ def _matches(pattern: Pattern, value: object, match: Match) -> Iterator[Match]:
     elif isinstance(pattern, Both):
         for begun in _matches(pattern.first, value, match):
             yield from _matches(pattern.second, value, begun)
-    elif isinstance(pattern, Laid):
+    elif isinstance(pattern, Viewed):
         if isinstance(value, Node) and value.target in LAYING and isinstance(value.args[0], Node):
             yield from _matches(pattern, value.args[0], match.with_piece(value))
         yield from _matches(pattern.pattern, value, match)
@@ -228,7 +228,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _is_equal(pattern: object, value: object) -> bool:
-    if isinstance(pattern, Whatever):
+    if isinstance(pattern, AnyArg):
         return not (isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor))
     if isinstance(value, Node) or isinstance(pattern, bool) or isinstance(value, bool):
         return value is pattern

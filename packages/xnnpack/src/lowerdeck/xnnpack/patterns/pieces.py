@@ -10,14 +10,7 @@ from torch.fx import Node
 
 from lowerdeck.torch_base import OpOverload
 from lowerdeck.xnnpack.operators.shapes import order_of
-from lowerdeck.xnnpack.patterns.matching import (
-    Laid,
-    Leaf,
-    Match,
-    Pattern,
-    Piece,
-    Whatever,
-)
+from lowerdeck.xnnpack.patterns.matching import AnyArg, Leaf, Match, Pattern, Piece, Viewed
 
 _aten = torch.ops.aten
 Arguments: TypeAlias = tuple[Any, ...]
@@ -32,7 +25,7 @@ class OperatorPattern(NamedTuple):
     """
 
     op: OpOverload
-    pieces: Piece | Laid
+    pieces: Piece | Viewed
     arguments: Callable[[Match], Arguments | None]
 
 
@@ -56,7 +49,7 @@ MUL = "mul.Tensor mul.Scalar"
 DIV = "div.Tensor div.Scalar"
 VIEW = "view reshape _unsafe_view"
 X, W, B = Leaf("x"), Leaf("w"), Leaf("b")
-ANY = Whatever()
+ANY = AnyArg()
 
 
 def view(pattern: Pattern, name: str = "") -> Piece:

@@ -17,10 +17,10 @@ class Specs(NamedTuple):
     """Quantisation specs of the tensors at a quantised operator.
 
     Attributes:
-        activation: Of the inputs of an operator.
-        output: Of its output; None for float.
-        weight: Of the weights of a layer, with output channels in dimension 0.
-        transposed_weight: Of the weights of a transposed convolution, with output channels in
+        activation: Spec of the inputs of an operator.
+        output: Spec of the output of an operator; None for float.
+        weight: Spec of the weights of a layer, with output channels in dimension 0.
+        transposed_weight: Spec of the weights of a transposed convolution, with output channels in
             dimension 1.
         dynamic: Whether the scales of activations are chosen at run time.
         qat: Whether the program is trained further.

@@ -96,7 +96,7 @@ def _transposed(fields: Fields, inputs: Sequence[Tensor]) -> Tensor:
     groups, stride = int(fields["groups"]), _two(fields, "subsampling")
     channels, height, width, per_group = filters.shape
     if not groups:
-        raise DelegateRunError("a convolution of no groups")
+        raise DelegateRunError("a convolution with 0 groups")
     weight = filters.reshape(groups, channels // groups, height, width, per_group)
     weight = weight.permute(0, 4, 1, 2, 3).reshape(-1, channels // groups, height, width)
     pixels = _pixels(value)

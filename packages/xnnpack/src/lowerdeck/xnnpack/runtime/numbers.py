@@ -49,7 +49,7 @@ def dequantized_constant(graph: XnnGraph, value: XnnValue, named: Named) -> torc
         named: The file's named data.
 
     Raises:
-        BlobError: The data are missing or have another size.
+        BlobError: The data are missing or have the wrong size.
     """
     assert value.constant is not None
     data = _data(graph, value.constant, named)

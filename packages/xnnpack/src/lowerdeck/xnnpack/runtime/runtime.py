@@ -156,7 +156,7 @@ class XnnpackRuntime:
             New tensors, in order.
 
         Raises:
-            DelegateInputError: Another number of inputs, or another dtype, than was compiled for.
+            DelegateInputError: Number or dtypes of the inputs differ from the compiled ones.
             DelegateRunError: A node cannot be computed on these inputs.
         """
         if len(inputs) != handle.input_count:
