@@ -52,7 +52,7 @@ EMPTY_STACK_KEY: str = _EMPTY_NN_MODULE_STACK_KEY
 TRACER_ROOT = "_export_root"
 """Attribute of strict export's wrapper for the user's module.
 
-Module stacks of nodes inside a custom autograd function start there.
+Module stacks of nodes inside a custom autograd function start at it.
 """
 
 AUTOCAST_REGION: Any = wrap_with_autocast

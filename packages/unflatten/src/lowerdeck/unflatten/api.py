@@ -54,10 +54,10 @@ def unflatten(
         flat_args_adapter: Converts arguments of another pytree structure to the exported one.
         inplace: Write mutated buffers and inputs in their owning modules, as eager does. Otherwise
             graphs stay functional, and the root's code writes back at its end.
-        preserve: With ``"all"``, children without a recorded signature get one of flat values in
-            order of first use, so that they can be called alone and replaced.
-        restore_types: Make each child an instance of its eager class too, if that class is loaded;
-            given the eager module, also copy plain attributes of its children.
+        preserve: With ``"all"``, children without a recorded signature get a signature of flat
+            values in order of first use, so that they can be called alone and replaced.
+        restore_types: Make each child also an instance of its eager class, if that class is
+            loaded; given the eager module, also copy plain attributes of its children.
 
     Returns:
         The root module, called like the eager one.
@@ -86,7 +86,7 @@ def unflatten(
     if module.graph_signature.input_tokens:
         raise UnsupportedProgramError(
             "found effect tokens, which run_decompositions() adds for operators with effects: "
-            "unflatten the program before it."
+            "unflatten the program first."
         )
     if preserve not in (None, "all"):
         raise UnsupportedProgramError(

@@ -97,7 +97,7 @@ class Body:
     def function(self) -> Function:
         """Return the function of this specialization, compiled at its first call.
 
-        Missing source is generated at that call.
+        If there is no source yet, it is generated at that call.
         """
         signature = self.signature
         if signature is not None and self.source is None:

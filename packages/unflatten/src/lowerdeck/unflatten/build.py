@@ -242,7 +242,7 @@ def install_state(
 
 
 def restore_types(modules: Mapping[str, torch.nn.Module], eager: torch.nn.Module | None) -> None:
-    """Make each child an instance of its eager class too.
+    """Make each child also an instance of its eager class.
 
     Args:
         modules: Modules by name; the root is ``""``.
@@ -295,7 +295,7 @@ _OPTIONAL = {
     "affine": ("weight", "bias"),
     "elementwise_affine": ("weight", "bias"),
 }
-"""Constructor argument of a torch layer to the parameters that are None without it."""
+"""For each constructor argument of a torch layer, the parameters that are None without it."""
 
 
 def _add_missing(cls: type, module: torch.nn.Module) -> None:

@@ -129,7 +129,7 @@ class CallSignature:
         return [spec for part in self.in_spec.children() for spec in part.children()]
 
     def leaf_parameters(self) -> Iterator[str | None]:
-        """Yield the parameter that each leaf is, or None for a leaf inside of one."""
+        """Yield the parameter of each leaf, or None for a leaf that is nested in a parameter."""
         if self.is_variadic:
             yield from (None for _ in range(self.in_spec.num_leaves + self.extra_inputs))
             return

@@ -125,7 +125,7 @@ def _tensors_in(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _numbers_of_tied(model: torch.nn.Module) -> dict[str, int]:
-    """Number the names of same-type modules that share all state; equal numbers share.
+    """Number module names: those of one type that share all state get the same number.
 
     A stateless module is numbered only if it has several names.
     """
@@ -170,8 +170,8 @@ def _store_note(program: ExportedProgram, key: str, notes: Mapping[str, Any]) ->
 def _drop_aliases(program: ExportedProgram) -> None:
     """Erase pass-through aliases (``is_pass_through``) that decomposition would drop.
 
-    These are unused ones and those of mutated memory. A mutated argument that is not used after
-    its module returned it is marked as a result.
+    These are unused aliases and aliases of mutated memory. A mutated argument that is not used
+    after its module returned it is marked as a result.
     """
     graphs = [module.graph for module in graphs_of(program.graph_module)]
     aliases = [(graph, node) for graph in graphs for node in graph.nodes if is_pass_through(node)]

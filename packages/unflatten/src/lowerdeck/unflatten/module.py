@@ -110,7 +110,7 @@ class GeneratedModule(Refusing):
         self.__class__ = class_with(_plain_class(type(self)), body, body.compile())
 
     def finalize(self) -> None:
-        """Regenerate ``forward``; torch's name for ``recompile``."""
+        """Regenerate ``forward``: an alias of ``recompile`` that torch's modules have."""
         GeneratedModule.recompile(self)
 
     def type_name(self) -> str | None:
@@ -166,7 +166,8 @@ class GeneratedModule(Refusing):
 class InterpreterModule(GeneratedModule):
     """Submodule of the eager hierarchy that runs the code of its graph.
 
-    The name is torch's; nothing is interpreted. Parameters, buffers and children are eager's.
+    The class has torch's name, but nothing is interpreted. Parameters, buffers and children have
+    eager's names and order.
     """
 
     def __getitem__(self, key: int | str) -> torch.nn.Module:
@@ -261,7 +262,7 @@ def print_readable(module: torch.nn.Module, print_output: bool) -> str:
 
 
 def give_eager_type(module: GeneratedModule, eager_type: type[torch.nn.Module]) -> None:
-    """Make ``module`` an instance of ``eager_type`` too; it still runs its own code."""
+    """Make ``module`` also an instance of ``eager_type``; it still runs its own code."""
     body: Body = module.__dict__[PRIVATE]
     body.eager_type = eager_type
     if eager_type.__call__ is not torch.nn.Module.__call__:
@@ -288,14 +289,14 @@ def class_with(base: type, body: Body, functions: Sequence[Function]) -> type:
 class InterpreterModuleDispatcher(InterpreterModule):
     """Submodule whose caller selects one of several specializations.
 
-    The caller's code names the specialization, so calls may nest, run in threads and raise. Direct
-    calls raise: call one of ``call_modules()``.
+    The caller's code selects the specialization, so that calls may be nested, run in several
+    threads or fail. A direct call raises an error: call one of ``call_modules()`` instead.
     """
 
     def call_modules(self) -> Sequence[InterpreterModule]:
         """Return all specializations in order of first use, each as a module.
 
-        They share this module's state, children and hooks.
+        The modules share this module's state, children and hooks.
         """
         body: Body = self.__dict__[PRIVATE]
         functions = getattr(type(self), FUNCTIONS)

@@ -83,7 +83,7 @@ class PendingCall:
 def start(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """Check the arguments of a module that is not called by an unchanged parent, and run it.
 
-    Generated code calls it with its own arguments.
+    Generated code calls this function with the arguments that it got.
     """
     function = getattr(type(module), FUNCTIONS)[0]
     return _run_checked(module, module.__dict__[PRIVATE], function, args, kwargs)
@@ -108,7 +108,7 @@ def _run_checked(
 
 
 def is_strict_export() -> bool:
-    """Return whether strict export traces the call; it warns about mutations, as of ``RUN``."""
+    """Return whether strict export traces the call: it would warn about mutations of ``RUN``."""
     return torch.compiler.is_exporting() and torch.compiler.is_dynamo_compiling()
 
 

@@ -139,7 +139,7 @@ def location(frame: SourceFrame) -> str:
 
 
 def _failing_lines(traceback: TracebackType | None) -> list[str]:
-    """Return the generated lines in the traceback of a torch error or of our own.
+    """Return the generated lines in the traceback of an error of torch or of this package.
 
     Errors of hooks and replaced modules keep their message.
     """

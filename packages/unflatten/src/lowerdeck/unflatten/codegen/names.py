@@ -131,7 +131,7 @@ class Names:
 
         Args:
             base: Prefix of the name.
-            heir_of: Dead values; the variable of one with the same base is reused.
+            heir_of: Dead values; if one of them has the same base, its variable is reused.
         """
         # Named after the operator, not the node, so that equal modules get equal source.
         base = base or _base(node)
@@ -157,7 +157,7 @@ class Names:
 
 
 def _words(value: object) -> str:
-    """Return a name for an object, deterministic across processes."""
+    """Return a descriptive name for an object, the same in all processes."""
     return str(value) if isinstance(value, BY_TEXT) else type(value).__name__
 
 
@@ -241,7 +241,7 @@ def batch_norm(
 ) -> Any:
     """Run a decomposed program's batch norm on copies of the running statistics.
 
-    Backward needs the statistics as read, and the program overwrites them right after.
+    Backward needs the statistics that were read, but the program overwrites them right after.
     """
     return _BATCH_NORM(value, weight, bias, running_mean.clone(), running_var.clone(), *options)
 

@@ -51,7 +51,7 @@ class Source:
         lines: Lines of the function, without comments.
         comments: The model's source line of each line, or "".
         names: Globals of the lines.
-        key: Equal for equivalent functions of the same arguments and children.
+        key: Key that is equal for equivalent functions of the same arguments and children.
     """
 
     lines: tuple[str, ...]
@@ -173,7 +173,7 @@ class _Writer(Names):
         """Return the nodes, except those that unpack unused elements of results."""
         nodes: list[Node] = []
         for node in reversed(self.graph.nodes):
-            if _takes_part(node) and self.unread.issuperset(node.users):
+            if _unpacks(node) and self.unread.issuperset(node.users):
                 self.unread.add(node)
             else:
                 nodes.append(node)
@@ -398,7 +398,7 @@ class _Writer(Names):
         self.comments.append(comment)
 
 
-def _takes_part(node: Node) -> bool:
+def _unpacks(node: Node) -> bool:
     """Return whether a node unpacks one or all values of a result."""
     target: Any = node.target
     return target is operator.getitem or getattr(target, "func", None) is flatten_like

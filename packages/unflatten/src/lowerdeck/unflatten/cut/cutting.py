@@ -1,7 +1,6 @@
 """Cut the working graph into calls; inline calls that other calls interrupt.
 
-State writes and mode switches have no data dependencies; the cut gets explicit ordering edges for
-them.
+State writes and mode switches have no data dependencies; explicit edges keep them in order.
 """
 
 from __future__ import annotations

@@ -125,9 +125,9 @@ class GraphBuilder:
     def structure(self, frame: Frame) -> tuple[object, ...]:
         """Return a structural key, equal for calls whose graphs have the same source.
 
-        It is cheaper than a graph, ignores node names and example values, and includes model
-        lines, which become comments. Compare keys only while the program is alive: some objects
-        are keyed by address.
+        The key is cheaper than a graph, ignores node names and example values, and includes the
+        model's lines, which become comments. Compare keys only while the program is alive: some
+        objects are keyed by address.
         """
         plan, region = self.plan, self.regions[frame]
         inputs = plan.inputs(region)

@@ -58,7 +58,7 @@ def find_preserved_calls(trace: Trace, copier: ProgramCopier) -> None:
     """Add calls with a signature to the working graph, and refusal reasons for the others.
 
     Args:
-        copier: Has copied all nodes except the output.
+        copier: The copier, which has copied all nodes except the output.
     """
     working = copier.working
     recorded = {
@@ -203,7 +203,7 @@ def preserve_flat_calls(working: WorkingGraph) -> None:
 
 
 def flat_call(frame: Frame) -> PreservedCall:
-    """Return the call with the inputs of ``frame`` and its values with outside users.
+    """Return ``frame`` as a call with flat inputs; its outputs are the values used outside.
 
     Inputs are in order of first use, outputs in order of computation.
     """
@@ -227,11 +227,11 @@ _SIZE = torch.ops.aten.sym_size.int
 
 
 def read_arguments_directly(working: WorkingGraph) -> None:
-    """Replace uses of an in-call alias outside the call by the call's argument.
+    """Let nodes outside a call read its argument, not an alias that the call makes of it.
 
     ``x.to(x.dtype)`` and ``x.add_(1)`` return ``x``. Export then uses the operator's node for the
     tensor, so that later uses of ``x``, such as a residual connection, seem to read a value inside
-    the module. Results of the call are kept.
+    the module. Values that the call returns are not replaced.
 
     Args:
         working: The working graph with its output; changed.

@@ -218,7 +218,7 @@ class _Builder:
 def _adopt(tree: CallTree, items: Sequence[Item], all_items: Sequence[Item]) -> None:
     """Assign items without a module stack to the innermost call that encloses their neighbours.
 
-    Neighbours are the nearest ones with a stack, because a pass may add chains of nodes. A mode
+    Neighbours are the nearest items with a stack, because a pass may add chains of nodes. A mode
     region is a neighbour of its operands.
     """
     regions = {item.node: item for item in (all_items if items else ()) if item.role is Role.ENTER}

@@ -1,8 +1,8 @@
 """Plan write-backs of new values to state and inputs.
 
 A functional program returns the new values. Generated code writes them in the owning module, as
-eager does, but after the last reader of the old value. A value that an earlier call of the module
-computes for a later one is passed between them.
+eager does, but after the last reader of the old value. If one call of a module computes the new
+value and a later call of it reads that value, the value is passed between the calls.
 """
 
 from __future__ import annotations

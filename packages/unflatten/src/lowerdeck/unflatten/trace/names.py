@@ -1,13 +1,14 @@
 """Module names of a program, and detection of shared modules.
 
 Non-strict export keeps every name of parameters and buffers, but not which modules are shared.
-In strict export, the keys of ``nn_module_stack`` identify the called modules. Both keep only one
-name of a shared plain tensor; modules that have it under another name read it under this one.
+In strict export, the keys of ``nn_module_stack`` identify the called modules. Both kinds of export
+keep only one name of a shared plain tensor; modules that have the tensor under another name read
+it under the kept name.
 
 ``ModulePaths`` has the names; ``find_shared_modules`` applies these repairs in order:
 
-- ``_read_calls``: strict, ``self.b = self.a``: calls of one identity are of one module.
-- ``_merge_equal_state``: ``a`` and ``b`` of one type, all their tensors the same: one module.
+- ``_read_calls``: in strict export, calls with equal module ids are calls of one module.
+- ``_merge_equal_state``: called modules of one type that share all tensors are one module.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ _SAVED = (StateKind.PARAMETER, StateKind.BUFFER)
 
 @dataclass(slots=True)
 class _Calls:
-    """Called modules' data from module stacks, by name.
+    """Data of called modules, read from module stacks, by name.
 
     Attributes:
         types: The type of each called module.

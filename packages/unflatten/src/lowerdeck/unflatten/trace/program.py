@@ -50,7 +50,7 @@ class Scope:
 
     Attributes:
         items: The item of each node.
-        computes: Whether it or a nested region has a computing step.
+        computes: Whether the graph or a nested region has a computing step.
     """
 
     module: GraphModule
