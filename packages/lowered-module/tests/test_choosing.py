@@ -144,7 +144,7 @@ def test_what_fails_is_a_reason_against_one_backend_alone(choose: Runtime) -> No
     reasons = {one.name: one.outcome for one in trials if not one.is_right}
     assert "0x12" in reasons["no backend"]
     assert "its process ended with -6" in reasons[A]
-    assert reasons["Other"] == "the runtime has no Other"
+    assert reasons["Other"] == "the runtime has no backend Other"
     _, trials = choose(Steps(), {"": 1.0, B: 1.0}, partitioners={A: broken})
     assert "cannot be lowered: OSError: no such device" in trials[1].outcome
     lines = sorted(trials, key=lambda one: one.milliseconds)

@@ -113,7 +113,7 @@ def test_what_was_not_run_or_not_delegated_is_reported() -> None:
     (check,) = report.not_run
     assert check not in report.tried
     assert f"not run  {check}: " in str(report)
-    assert str(report).endswith("the numbers of the files are unchecked")
+    assert str(report).endswith("the results of the files are unchecked")
     nothing = RunPartitioner(lambda _: False)
     sample = generated(1, 4, control_flow=False)
     with pytest.raises(LoweringError, match="sample 1 is a ExportedProgram, expected Sample"):

@@ -24,7 +24,7 @@ from lowerdeck.lowered_module import (
     to_backend,
     visits,
 )
-from lowerdeck.lowered_module.program.masks import known_of
+from lowerdeck.lowered_module.program.masks import infer_fact
 from lowerdeck.torch_base import Behaviours
 from lowerdeck_zoo import Of, exported
 
@@ -239,7 +239,7 @@ def test_positions_are_the_lines_that_masks_are_simplified_by(decomposed: bool) 
     program = program.run_decompositions() if decomposed else program
     facts: dict[Node, Any] = {}
     for node in program.graph.nodes:
-        facts[node] = known_of(node, facts) if node.op == "call_function" else None
+        facts[node] = infer_fact(node, facts) if node.op == "call_function" else None
     known = {node: line for node, line in facts.items() if line is not None}
     assert len(known) >= 36
     for n in (0, 1, 2, 3, 6):

@@ -1,8 +1,8 @@
 """Interoperation with ExecuTorch's classes, in any order of imports.
 
-Nothing here imports ExecuTorch. Code that passes an object of its classes has imported the module
-that defines the class, so it suffices to check whether that module is loaded. The check is made at
-each call, because the module may be imported later.
+This module never imports ExecuTorch. Code that passes an object of an ExecuTorch class has
+imported the module that defines the class, so it suffices to check whether that module is loaded.
+The check is made at each call, because the module may be imported later.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from lowerdeck.torch_base import OpOverload, overload_name, returns_alias, schem
 
 
 def _loaded(module: str, name: str) -> Any:
-    """Return an attribute of a module of exir, None if it is not imported."""
+    """Return an attribute of an exir module, or None if the module is not imported."""
     return getattr(sys.modules.get(f"executorch.exir.{module}"), name, None)
 
 
-def as_peer(cls: type) -> type:
+def joint_class(cls: type) -> type:
     """Return the ``__class__`` of a delegate of class ``cls``.
 
-    ExecuTorch's passes check ``isinstance()`` with their class of delegates. The result is a
-    subclass of both classes if ExecuTorch is loaded, else ``cls``.
+    ExecuTorch's passes check delegates by ``isinstance()`` with ExecuTorch's delegate class. The
+    result is a subclass of both classes if ExecuTorch is loaded, else ``cls``.
 
     Args:
         cls: This package's class of delegates.
@@ -42,15 +42,15 @@ def backend_base() -> Any:
     return _loaded("backend.backend_details", "BackendDetails")
 
 
-def is_peers(value: object) -> bool:
+def is_exir(value: object) -> bool:
     """Return whether ``value`` is an instance of one of ExecuTorch's own classes."""
     return type(value).__module__.partition(".")[0] == "executorch"
 
 
 def edge_operator(target: object) -> Any:
-    """Return torch's operator of an Edge dialect operator, None for other objects."""
+    """Return the torch operator of an Edge dialect operator, or None for other objects."""
     # The attribute of ExecuTorch's class; no public one exists.
-    operator = getattr(target, "__dict__", {}).get("_op") if is_peers(target) else None
+    operator = getattr(target, "__dict__", {}).get("_op") if is_exir(target) else None
     return operator if isinstance(operator, OpOverload) else None
 
 
@@ -60,18 +60,18 @@ def is_allocation(target: object) -> bool:
 
 
 def clone_operator(like: object) -> Any:
-    """Return the clone operator of the dialect of the operator ``like``, or None."""
+    """Return the Edge dialect's clone operator if ``like`` is an Edge operator, else None."""
     ops = _loaded("dialects._ops", "ops")
-    return ops.edge.aten.clone.default if ops is not None and is_peers(like) else None
+    return ops.edge.aten.clone.default if ops is not None and is_exir(like) else None
 
 
-def wants_edge(partitioner: object) -> bool:
+def needs_edge(partitioner: object) -> bool:
     """Return whether a partitioner was written for ExecuTorch, and so for its Edge dialect."""
     base = _loaded("backend.partitioner", "Partitioner")
     return base is not None and isinstance(partitioner, base)
 
 
-def is_peers_backend(backend: object) -> bool:
+def is_exir_backend(backend: object) -> bool:
     """Return whether a backend was written for ExecuTorch, and so for its Edge dialect.
 
     Args:
@@ -82,9 +82,9 @@ def is_peers_backend(backend: object) -> bool:
 
 
 def backend_own_copy(backend: Any) -> Any:
-    """Return a backend's own ``copy_exported_program_for_preprocess``, None for exir's default.
+    """Return a backend's ``copy_exported_program_for_preprocess``, or None for exir's default.
 
-    executorch 1.5.1 introduced it; the default is a deep copy.
+    executorch 1.5.1 introduced this method; the default is a deep copy.
     """
     name = "copy_exported_program_for_preprocess"
     copies, default = getattr(backend, name, None), getattr(backend_base(), name, None)
@@ -95,16 +95,16 @@ def backend_own_copy(backend: Any) -> Any:
 def edge_dialect_is_loaded() -> bool:
     """Return whether operators of ExecuTorch's Edge dialect exist in this process.
 
-    Code that compares operators with them has imported the module that defines them.
+    Code that compares operators with Edge operators has imported the module that defines them.
     """
     modules = {"executorch.exir.dialects._ops", "executorch.exir.verification.verifier"}
     return modules <= sys.modules.keys()
 
 
 def in_edge_dialect(operator: OpOverload) -> Any:
-    """Return the Edge dialect's operator for one of torch's, None if there is none.
+    """Return the Edge dialect counterpart of a torch operator, or None if there is none.
 
-    View operators become copies.
+    View operators are mapped to copies.
 
     Args:
         operator: An operator of torch.

@@ -24,7 +24,7 @@ from lowerdeck.torch_base import pytree
 _AS_FAST = 1.01
 """A file without a backend is preferred if it is at most 1 % slower than the fastest."""
 _SECONDS = 0.5
-"""Measuring time of each file; at least 3 calls."""
+"""Measuring time of each file; each file is called at least 3 times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,15 @@ def lower_fastest(
     Args:
         program: The program; it is measured on its example inputs.
         expected: The flat results of eager on the example inputs.
-        backends: Names of installed partitioners; None for all backends that are linked into the
+        backends: Names of installed partitioners; None for all whose backend is linked into the
             runtime.
         tolerance: Largest allowed difference from eager.
         progress: Called before the first trial and after each one with the number of finished
             trials, the number of all, and a label.
 
     Raises:
-        LoweringError: The runtime is not installed, the program has no example inputs, or no
-            file is right.
+        LoweringError: The runtime is not installed, the program has no example inputs, or no file
+            has correct outputs.
 
     Example:
         >>> import torch
@@ -123,7 +123,7 @@ def lower_fastest(
             lowered, shortest, label = None, math.inf, "right"
             try:
                 if name and name not in available:
-                    raise LoweringError(f"the runtime has no {name}")
+                    raise LoweringError(f"the runtime has no backend {name}")
                 file = Path(folder, "model.pte")
                 lowered, outcome = _lowered(program, name, file)
                 runtime.load(file)
@@ -181,4 +181,4 @@ def _lowered(program: ExportedProgram, name: str, file: Path) -> tuple[LoweredPr
 
 
 def _silent(done: int, total: int, label: str) -> None:
-    """Show nothing: there are many lowerings."""
+    """Ignore the progress of a single lowering."""

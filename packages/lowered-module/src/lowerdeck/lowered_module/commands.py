@@ -49,7 +49,7 @@ from lowerdeck.lowered_module.pipeline import (
     lower_exported,
     trains,
 )
-from lowerdeck.lowered_module.progress import Stages, held_messages
+from lowerdeck.lowered_module.progress import Stages, buffered_stderr
 from lowerdeck.lowered_module.quantization import (
     Quantization,
     find_offer,
@@ -113,9 +113,9 @@ class LowerCommand:
         parser.add_argument(
             "--check",
             action="store_true",
-            help="call the file three times in lowerdeck.runner, with other values of the "
-            "example's sizes, and with the least and largest dynamic sizes, and fail if an "
-            "output or the state differs from the model's (with --quantize, the float model's)",
+            help="call the file in lowerdeck.runner, three times with inputs of the example's "
+            "sizes, then with the smallest and largest dynamic sizes, and fail if an output or "
+            "the state differs from the model's (with --quantize, the float model's)",
         )
         parser.add_argument(
             "--html",
@@ -151,8 +151,8 @@ class LowerCommand:
             ``DIFFERS`` if it does not.
 
         Raises:
-            LoweringError: The model cannot be made, exported or lowered.
-            lowerdeck.emitter.EmitterError: It cannot be emitted.
+            LoweringError: The model cannot be created, exported or lowered.
+            lowerdeck.emitter.EmitterError: The lowered program cannot be emitted.
             lowerdeck.inspect.CommandError: The file cannot be written.
         """
         _refuse_contradictions(args)
@@ -178,7 +178,7 @@ class LowerCommand:
             except SystemExit as error:
                 # sys.exit() in a model, partitioner or backend must not end the command.
                 raise LoweringError(
-                    f"lowering {args.factory!r} was ended by {in_a_line(error)}; "
+                    f"lowering {args.factory!r} called sys.exit() ({in_a_line(error)}); "
                     "--debug shows where"
                 ) from error
         if not args.auto:
@@ -215,7 +215,7 @@ def _refuse_contradictions(args: argparse.Namespace) -> None:
     if args.auto and args.quantize is not None:
         raise CommandError(
             "--auto compares backends on one program, but --quantize changes the program for "
-            "one backend: give one of them",
+            "one backend: use one of the two options",
             ExitStatus.USAGE,
         )
 
@@ -227,7 +227,7 @@ def _lower(
     stages: Stages,
 ) -> tuple[list[str], tuple[OutputAccuracy, ...]]:
     """Write the file; return the lines of the report, and the accuracy."""
-    silenced = nullcontext if getattr(args, "debug", False) else held_messages
+    silenced = nullcontext if getattr(args, "debug", False) else buffered_stderr
     with stages.stage("build"):
         model = example_from(args.factory)
         if args.dynamic is not None:
@@ -351,7 +351,7 @@ def _compared(
 ) -> tuple[tuple[OutputAccuracy, ...], str | list[str]]:
     """Return the difference of a file's outputs from the model's, and the compared sizes.
 
-    If the file cannot be compared, no differences and the reason.
+    If the file cannot be compared, the result is no differences and the reason.
     """
     if importlib.util.find_spec("lowerdeck.runner") is None:
         if check:

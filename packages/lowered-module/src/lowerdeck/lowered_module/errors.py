@@ -34,7 +34,7 @@ class PartitionError(LoweringError):
 
 
 class PartitionerError(PartitionError, AssertionError):
-    """A partitioner changed the graph, or returned no tags; exir asserts that it does not."""
+    """A partitioner changed the graph, or returned no tags; an ``AssertionError``, as in exir."""
 
 
 class OwnershipError(PartitionError):
@@ -42,7 +42,7 @@ class OwnershipError(PartitionError):
 
 
 class AliasingError(PartitionError):
-    """A cut would lose an in-place write, and the program cannot be functionalized."""
+    """Delegation would lose an in-place write, and the program cannot be functionalized."""
 
 
 class PreprocessError(LoweringError):

@@ -32,9 +32,9 @@ def example_from(factory: str) -> Example:
     """
     expected = (
         "expected a function without arguments that returns an ExportedProgram, (module, "
-        "example_args), or that with example_kwargs and dynamic_shapes"
+        "example_args), or also its example_kwargs and dynamic_shapes"
     )
-    return _made(
+    return _call(
         factory,
         expected,
         lambda made_by_factory: example_of(made_by_factory, f"{factory!r} returned"),
@@ -66,18 +66,18 @@ def samples_from(factory: str) -> list[Sample]:
             )
         return samples
 
-    return _made(factory, expected, listed, "--calibrate ")
+    return _call(factory, expected, listed, "--calibrate ")
 
 
 def partitioner_from(name: str) -> Any:
-    """Return an installed partitioner, or one of any module.
+    """Return an installed partitioner, or a partitioner from any module.
 
     Args:
-        name: Name of an installed one, or ``"package.module:path"`` of a class, a function that
-            returns one, an instance, or a ``DeclarativeBackend``.
+        name: Name of an installed partitioner, or ``"package.module:path"`` of a partitioner
+            class, a function that returns a partitioner, an instance, or a ``DeclarativeBackend``.
 
     Raises:
-        LoweringError: There is none, or it cannot be created without arguments.
+        LoweringError: No partitioner has this name, or it cannot be created without arguments.
     """
     partitioner: Any
     try:
@@ -85,7 +85,7 @@ def partitioner_from(name: str) -> Any:
             partitioner = find_partitioner(name)
         else:
             expected = "the name of a backend, or MODULE:CLASS of a partitioner or backend"
-            partitioner = _named(name, expected)
+            partitioner = _import_object(name, expected)
             is_class = isinstance(partitioner, type)
             if issubclass(partitioner if is_class else type(partitioner), DeclarativeBackend):
                 partitioner = partitioner.partitioner
@@ -96,8 +96,8 @@ def partitioner_from(name: str) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise LoweringError(
-            f"{name!r} cannot be made without arguments: {in_a_line(error)}; name a partitioner "
-            "that is made already"
+            f"{name!r} cannot be created without arguments: {in_a_line(error)}; name an instance "
+            "of the partitioner instead"
         ) from error
     missing = [part for part in _OF_PARTITIONERS if not callable(getattr(partitioner, part, None))]
     if missing:
@@ -109,10 +109,10 @@ def partitioner_from(name: str) -> Any:
     return partitioner
 
 
-def _made(factory: str, expected: str, convert: Callable[[Any], _Made], option: str = "") -> _Made:
+def _call(factory: str, expected: str, convert: Callable[[Any], _Made], option: str = "") -> _Made:
     """Return the converted result of a factory."""
     try:
-        function = _named(factory, "MODULE:FACTORY, such as mymodel:example")
+        function = _import_object(factory, "MODULE:FACTORY, such as mymodel:example")
     except LoweringError as error:
         raise LoweringError(f"{option}{error}") from error
     if not callable(function):
@@ -133,7 +133,7 @@ def _sample(value: Any) -> Sample:
     return (tuple(value) if isinstance(value, tuple | list) else (value,)), {}
 
 
-def _named(text: str, expected: str) -> Any:
+def _import_object(text: str, expected: str) -> Any:
     """Return the object named by ``"package.module:path"``."""
     module, _, path = text.partition(":")
     if not module or not path:
@@ -146,7 +146,7 @@ def _named(text: str, expected: str) -> Any:
         why = f": {in_a_line(error)}"
         if isinstance(error, ModuleNotFoundError):
             stem = Path(module).stem
-            cure = "install it, or start the command in the folder that holds it"
+            cure = "install it, or start the command in the folder that contains it"
             if module == f"{stem}.py":
                 cure = f"give the module without .py: {stem}:{path}"
             why = f" ({error}): {cure}"

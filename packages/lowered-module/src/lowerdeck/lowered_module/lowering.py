@@ -14,7 +14,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module._executorch import is_peers, is_peers_backend, wants_edge
+from lowerdeck.lowered_module._executorch import is_exir, is_exir_backend, needs_edge
 from lowerdeck.lowered_module.authoring.partitioner import (
     Partitioner,
     PartitionerLike,
@@ -40,8 +40,8 @@ from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_cop
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
 from lowerdeck.lowered_module.program.edge_form import (
     edge_form,
-    in_torchs_operators,
     leave_edge_form,
+    without_edge_operators,
 )
 from lowerdeck.lowered_module.program.equal_calls import with_merged_calls
 from lowerdeck.lowered_module.program.functional import functional, mark_shared, used_memory
@@ -61,7 +61,7 @@ from lowerdeck.torch_base import (
 )
 
 _Shared = tuple[MemoryMap, MemoryMap]
-"""Two maps: the memory that any method of a file changes, and that the others use."""
+"""Two maps: memory that any method of a file changes, and memory that other methods use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def to_backend(
     several methods; a backend can compile its partitions of all methods together
     (``preprocess_multimethod``).
 
-    Arguments are never changed, also if lowering fails. Weights are not copied. Results do not
+    Arguments are never changed, even if lowering fails. Weights are not copied. Results do not
     depend on executor and cache. Python's garbage collector is paused meanwhile.
 
     Args:
@@ -237,8 +237,8 @@ def _lower_whole(
         )
     specs = list(compile_specs or [])
     program = _regrouped(_functional(edge_program))
-    backend = find_backend(backend_id, peers=any(map(is_peers, specs)))
-    kept = edge_form(program) if is_peers_backend(backend) else program
+    backend = find_backend(backend_id, peers=any(map(is_exir, specs)))
+    kept = edge_form(program) if is_exir_backend(backend) else program
     kept = shared_copy(program) if kept is program else kept
     convention = flatten_program(kept)
     assign_debug_handles(kept.graph_module)
@@ -332,9 +332,9 @@ def _regrouped(values: ExportedProgram, changed: MemoryMap | None = None) -> Exp
 def _partitioned(
     program: ExportedProgram, partitioner: PartitionerLike, shared: _Shared | None
 ) -> CutProgram:
-    """Return a copy of ``program`` with its partitions cut out."""
+    """Return a copy of ``program`` whose partitions are submodules."""
     program = _regrouped(program, None if shared is None else shared[0])
-    if wants_edge(partitioner):
+    if needs_edge(partitioner):
         program = edge_form(program)
     copied = partitioner_copy(program)
     if shared is not None:
@@ -343,7 +343,7 @@ def _partitioned(
     try:
         result: Any
         if isinstance(partitioner, Partitioner):
-            with in_torchs_operators(copied):
+            with without_edge_operators(copied):
                 result = partitioner(copied)
         else:
             result = partitioner(copied)

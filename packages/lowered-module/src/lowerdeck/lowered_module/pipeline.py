@@ -182,13 +182,13 @@ def lower_exported(
     progress: Progress | None = None,
     **options: Any,
 ) -> LoweredProgram:
-    """Do what ``lower`` does, for exported programs.
+    """Lower exported programs to one program for the official runtime, as ``lower`` does.
 
     Args:
         programs: The program of each method.
-        partitioners: The partitioners of each method, in their order.
+        partitioners: The partitioners of each method, in order of precedence.
         stages: Shows and times the stages.
-        **options: ``executor`` and ``cache``, likewise.
+        **options: ``executor`` and ``cache`` of ``lower``.
     """
     with stages.stage("decompose"):
         # Files have no device, and attention has other kernels on a GPU.
@@ -212,7 +212,7 @@ def lower_exported(
 
 
 def _by_method(partitioners: Any, methods: Mapping[str, Any]) -> dict[str, list[PartitionerLike]]:
-    """Return the partitioners of each method, in their order."""
+    """Return the partitioners of each method, in order of precedence."""
     by_method = (
         partitioners if isinstance(partitioners, Mapping) else dict.fromkeys(methods, partitioners)
     )
@@ -238,7 +238,7 @@ class Example:
     """A module with example inputs, each a different tensor.
 
     Attributes:
-        module: The module; of an exported program, its ``module()``.
+        module: The module; for an exported program, its ``module()``.
         args: Example inputs by position.
         kwargs: Example inputs by name.
         dynamic_shapes: The ``dynamic_shapes`` of torch.export.
@@ -255,7 +255,7 @@ class Example:
         """Return a copy with a dynamic dimension 0, shared by all input tensors.
 
         Raises:
-            LoweringError: It has dynamic shapes, or is an exported program.
+            LoweringError: The example has dynamic shapes, or is an exported program.
         """
         if self.program is not None or self.dynamic_shapes is not None:
             raise LoweringError(
@@ -296,7 +296,7 @@ _LOGGING = ("For ", "If you suspect the guard was triggered from C++")
 
 
 def _advice(error: BaseException) -> str:
-    """Return what torch's message says after its first line, without its logging options."""
+    """Return torch's message without its first line and its hints on logging options."""
     message = str(error).strip().partition("The error above occurred")[0]
     lines = [line for line in message.splitlines()[1:] if line.strip()]
     return "".join(f"\n  {line}" for line in lines if not line.startswith(_LOGGING))
@@ -331,7 +331,7 @@ def example_of(value: Any, origin: str) -> Example:
         origin: The beginning of an error, such as ``"method 'forward' is"``.
 
     Raises:
-        LoweringError: It is something else.
+        LoweringError: ``value`` is another kind of object, or has no example inputs.
     """
     if isinstance(value, ExportedProgram):
         if value.example_inputs is None:
@@ -389,7 +389,7 @@ def decomposed_for(
     Args:
         partitioners: The partitioners of each method.
         programs: The program of each method.
-        keep: Operators that are not decomposed in any case.
+        keep: Operators that are never decomposed.
 
     Raises:
         LoweringError: ``ops_to_not_decompose`` of a partitioner failed, or a program cannot be
@@ -456,9 +456,9 @@ def _decomposed(
 def _kept(
     program: ExportedProgram, partitioners: Sequence[Any]
 ) -> tuple[dict[OpOverload, Any], set[OpOverload]]:
-    """Return the operators that any partitioner keeps, and those that all keep.
+    """Return the operators that any partitioner keeps, and the operators that all keep.
 
-    The first are given with a predicate on nodes, or None for all calls.
+    The first map has a predicate on the calls to keep of each operator, or None to keep all.
     """
     kept: dict[OpOverload, Any] = {}
     common: set[OpOverload] | None = None

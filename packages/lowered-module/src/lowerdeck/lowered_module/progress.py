@@ -15,12 +15,12 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from lowerdeck.inspect import is_closed
 
 Progress = Callable[[int, int, str], None]
-"""Called with the number of partitions done, the number of all, and the last one's label."""
+"""Called with the number of finished partitions, the total number, and the last label."""
 
 
 @contextmanager
 def shown(progress: Progress | None, total: int) -> Iterator[Progress]:
-    """Yield the callback for finished partitions.
+    """Yield the callback to call after each finished partition.
 
     Args:
         progress: The user's callback; None shows a progress bar if standard error is a terminal.
@@ -106,13 +106,13 @@ class Stages:
 
 
 @contextmanager
-def held_messages() -> Iterator[None]:
+def buffered_stderr() -> Iterator[None]:
     """Hold back messages on stderr; print them at the end, or drop them after an error.
 
     When torch raises an error it also prints the graph and logs warnings, which add nothing.
 
     Example:
-        >>> with held_messages():
+        >>> with buffered_stderr():
         ...     _ = sys.stderr.write("")
     """
     real, buffer = sys.stderr, io.StringIO()

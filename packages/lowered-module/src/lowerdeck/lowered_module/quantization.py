@@ -98,8 +98,8 @@ def find_offer(
         has_samples: Whether there are calibration samples.
 
     Raises:
-        CommandError: There is none, it lacks the mode, or the mode is not calibrated although
-            there are samples.
+        CommandError: No backend has a quantisation, it lacks the mode, or there are samples for a
+            mode without calibration.
     """
     installed = quantization_names()
     name = next((one for one in backends if one in installed), None)
@@ -107,8 +107,8 @@ def find_offer(
         raise CommandError(
             f"--quantize {mode} needs a --backend with quantisation; installed: "
             f"{', '.join(installed) or 'none'}. Others, such as OpenvinoBackend, support models "
-            "quantised before: let MODULE:FACTORY return the result of PT2E's convert_pt2e, and "
-            "omit --quantize",
+            "that are already quantised: let MODULE:FACTORY return the result of PT2E's "
+            "convert_pt2e, and omit --quantize",
             ExitStatus.USAGE,
         )
     offer = find_quantization(name)
@@ -130,7 +130,7 @@ def quantize(
     """Quantise a model; return the program and its partitioner.
 
     Args:
-        mode: One of its modes.
+        mode: One of the modes of ``offer``.
         model: The model with its example inputs.
         samples: Calibration samples; by default the example inputs.
 
@@ -163,7 +163,7 @@ def float_weights(
     """Return the float weights of more than 1 kB in a quantised program, without biases.
 
     Args:
-        mode: One of its modes.
+        mode: One of the modes of ``offer``.
     """
     why_float = getattr(offer, "why_float", None)
     return list_float_weights(

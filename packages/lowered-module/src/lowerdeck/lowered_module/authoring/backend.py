@@ -89,16 +89,16 @@ def with_plain_bytes(result: Any) -> PreprocessResult:
 class BackendDetails(ABC):
     """Compiler of a backend: converts partitions to bytes ahead of time.
 
-    A backend is found by its class name, through the entry-point group ``lowerdeck.backends``,
-    ``register_backend``, or because its module is imported.
+    Backends are looked up by name: registered classes (``register_backend``), then imported
+    classes, then entry points of the group ``lowerdeck.backends``.
 
     Attributes:
-        backend_id: The name to be found by, if it is not the class name.
-        version: Any value whose text changes when the compiler's output changes; part of the key
-            of results in ``to_backend(..., cache=...)``.
-        reads_only: Whether ``preprocess`` changes neither the program nor its tensors. Then it
-            gets the partition itself instead of a copy, and weights from memory-mapped files as
-            they are (torch cannot share their memory copy-on-write).
+        backend_id: Name of the backend, if it differs from the class name.
+        version: Any value whose text changes when the compiler's output changes; it is part of the
+            cache key in ``to_backend(..., cache=...)``.
+        reads_only: Whether ``preprocess`` changes neither the program nor its tensors. If so, it
+            gets the partition itself instead of a copy, and weights from memory-mapped files are
+            not copied either (torch cannot share them copy-on-write).
 
     Example:
         >>> class Verbatim(BackendDetails):
@@ -140,7 +140,7 @@ class BackendDetails(ABC):
         """Return the compiled forms of all partitions of all methods.
 
         Override it if partitions share something, such as weights in the named data. The default
-        calls ``preprocess`` for each.
+        calls ``preprocess`` for each partition.
 
         Args:
             edge_programs: For each method its partitions, in the order of the graph.
@@ -150,7 +150,7 @@ class BackendDetails(ABC):
             For each method one result per partition, in the same order.
 
         Raises:
-            PreprocessError: A method has no specs, or not one list per partition.
+            PreprocessError: The number of spec lists of a method is not its number of partitions.
         """
         results = {}
         for method, programs in edge_programs.items():

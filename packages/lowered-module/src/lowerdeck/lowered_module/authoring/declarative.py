@@ -107,9 +107,9 @@ class DeclarativeBackend(BackendDetails):
 
     Attributes:
         min_nodes: Smallest number of nodes in a partition.
-        owns_state: Whether delegates keep the buffers that they mutate: then ``compile`` must
-            include ``part.mutations``. Otherwise the program keeps them, passes them in and stores
-            the new values that the delegate returns.
+        owns_state: Whether delegates own the buffers that they mutate. If so, ``compile`` must
+            include ``part.mutations``. If not, the buffers are inputs of the delegate, which
+            returns their new values.
 
     Example:
         >>> class Adder(DeclarativeBackend):
@@ -143,7 +143,7 @@ class DeclarativeBackend(BackendDetails):
 
     @abstractmethod
     def compile(self, part: PartitionView) -> bytes:
-        """Return the blob, after all nodes were visited.
+        """Return the blob; called after all nodes were visited.
 
         Args:
             part: The partition, with the instructions that visitors emitted.
@@ -253,7 +253,7 @@ class DeclarativePartitioner(NodePartitioner):
 
 
 def _visitors(backend: type[DeclarativeBackend]) -> Mapping[str, Sequence[_Conditions]]:
-    """Return the conditions of each visited operator's visitor.
+    """Return the conditions of the visitors, by operator name.
 
     A class that visits an operator overrides the visitors of its base classes.
     """
@@ -268,13 +268,13 @@ def _visitors(backend: type[DeclarativeBackend]) -> Mapping[str, Sequence[_Condi
 
 
 def _find_operator(name: object) -> OpOverload | None:
-    """Return the operator of torch with this name, or None if it may be one of another library.
+    """Return the torch operator with this name, or None if it may belong to another library.
 
     Operators of torch must exist; those of other libraries may be registered later. A name without
     a dot is a function, such as the higher-order operator ``cond``.
 
     Args:
-        name: The author's name, with or without overload.
+        name: The argument of ``visits``, with or without overload.
 
     Raises:
         LoweringError: torch has no such operator; the error suggests similar names.
@@ -314,7 +314,7 @@ def _full_name(name: str) -> str:
 
 
 def _tensors_of(node: Node) -> Iterator[torch.Tensor]:
-    """Yield the input and output tensors of a node, as far as its metadata has them."""
+    """Yield the input and output tensors of a node that its metadata contains."""
     for source in (*node.all_input_nodes, node):
         for leaf in pytree.tree_leaves(source.meta.get("val")):
             if isinstance(leaf, torch.Tensor):

@@ -19,7 +19,8 @@ class DelegateMappingBuilder:
     A rejected entry leaves the builder unchanged and uses no identifier.
 
     Args:
-        generated_identifiers: Number the entries 0, 1, 2, ... instead of taking identifiers.
+        generated_identifiers: Whether the builder numbers the entries 0, 1, 2, ...; otherwise the
+            caller passes identifiers.
 
     Example:
         >>> builder = DelegateMappingBuilder(generated_identifiers=True)

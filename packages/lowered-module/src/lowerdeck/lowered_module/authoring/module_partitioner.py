@@ -30,15 +30,18 @@ _SHOWN = 8
 class ModulePartitioner(Partitioner):
     """Partition selected modules with given partitioners; no partition spans two modules.
 
-    ``unflatten`` of the lowered program has each delegate in the module that it was cut out of.
+    ``unflatten`` of the lowered program puts each delegate into the module whose nodes it
+    replaces.
 
     Args:
         by_module: Partitioners by patterns of module names, such as ``"layers.*"`` (``*`` matches
-            dots too): a partitioner, or the name of a backend that gets everything. The outermost
-            module that matches a pattern is one unit; the first matching pattern applies.
+            dots too): a partitioner, or the name of a backend that gets all computing nodes of the
+            module. The unit is the outermost module that matches a pattern; the first matching
+            pattern applies.
 
     Raises:
-        PartitionError: A pattern or its value is of another kind.
+        PartitionError: ``by_module`` is empty, a pattern is not a string, or a value is neither a
+            partitioner nor a string.
 
     Example:
         >>> import torch
@@ -70,7 +73,7 @@ class ModulePartitioner(Partitioner):
             require_partitioner(self._by_module[pattern])
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the program with tags for each unit of which a partitioner selects nodes."""
+        """Return the program with tags for each unit in which a partitioner selects nodes."""
         every = list(nodes_of(exported_program.graph_module))
         self._check_patterns(every)
         chosen: dict[Node, str] = {}
@@ -106,7 +109,7 @@ class ModulePartitioner(Partitioner):
     def ops_to_not_decompose(
         self, ep: ExportedProgram
     ) -> tuple[list[OpOverload], Callable[[Node], bool] | None]:
-        """Return the operators that any of the partitioners requires undecomposed.
+        """Return the operators that at least one partitioner requires undecomposed.
 
         Args:
             ep: The program before decomposition.
@@ -154,7 +157,7 @@ class Everything(Partitioner):
 
 
 def _unit(node: Node, pattern: str) -> tuple[str | None, str]:
-    """Return the call and the name of the outermost module that matches."""
+    """Return the call and the name of the outermost module that matches ``pattern``."""
     return next((call for call in _calls(node) if fnmatchcase(call[1], pattern)), (None, ""))
 
 
@@ -169,9 +172,9 @@ def _new_tag(stem: str, used: Container[str]) -> str:
 
 
 def _calls(node: Node) -> Iterator[tuple[str, str]]:
-    """Yield the module calls around a node, and the modules' names, the outermost first.
+    """Yield the key and module name of each module call around a node, the outermost first.
 
-    Two consecutive calls of one module have separate keys in the stack.
+    Two consecutive calls of one module have different keys.
     """
     for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         if path:
@@ -179,11 +182,12 @@ def _calls(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def tag_owned(program: ExportedProgram, owned: set[Node]) -> None:
-    """Retag data that a partitioner selected with the partitions that read it now.
+    """Retag owned placeholders with the new partitions that read them, in place.
 
     Args:
-        program: The program, with the tags of the partitions of single modules.
-        owned: Placeholders with a tag of the original partitions.
+        program: The program, whose calls have the tags of the new partitions, one or more per
+            module.
+        owned: Placeholders that the partitioners tagged.
     """
     changing = changing_inputs(program)
     for node in program.graph.find_nodes(op="placeholder"):

@@ -40,14 +40,14 @@ class NodePartitioner(Partitioner):
     Args:
         compile_specs: The compile specs of each partition.
         min_nodes: Smallest number of nodes in a partition.
-        owns_state: Whether delegates keep the buffers that they mutate.
+        owns_state: Whether delegates own the buffers that they mutate.
         computes_ahead: Whether partitions include nodes that do not depend on inputs, for backends
             that compile from a ``PartitionView``.
 
     Attributes:
-        report: Reasons for the nodes of the last program that are not delegated.
-        known: Names of the constant placeholders of the program, and of the folded calls, for
-            ``objection``.
+        report: Why nodes of the last partitioned program are not delegated.
+        known: Names of the program's constant placeholders and folded calls, which ``objection``
+            may read.
 
     Example:
         >>> class Relus(NodePartitioner):
@@ -172,9 +172,9 @@ class NodePartitioner(Partitioner):
 
 
 def _read_by(nodes: Iterable[Node], ahead: Iterable[Node]) -> list[Node]:
-    """Return the calls of ``ahead`` whose results these nodes need, directly or indirectly.
+    """Return the calls of ``ahead`` whose results ``nodes`` need, directly or indirectly.
 
-    The proposal may put them into an earlier partition than the one that reads them.
+    The proposal may put such a call into an earlier partition than the one that reads it.
     """
     calls, readers = list(ahead), set(nodes)
     for node in reversed(calls):
@@ -184,7 +184,7 @@ def _read_by(nodes: Iterable[Node], ahead: Iterable[Node]) -> list[Node]:
 
 
 def _with_assertions(ahead: Iterable[Node]) -> Iterator[Node]:
-    """Yield folded calls, and the assertions about them."""
+    """Yield folded calls, each followed by the assertions about its result."""
     for node in ahead:
         yield node
         yield from (user for user in node.users if user.target is ASSERTION)

@@ -34,7 +34,7 @@ class PartitionView:
         inputs: Placeholders of the delegate's arguments, in order.
         constants: The tensor of each owned placeholder that is read or mutated, and of each folded
             call that is read.
-        ahead: The folded calls, and calls that only they read; they have no visits.
+        ahead: The folded calls, and calls that only they read; no visitor gets these calls.
         outputs: The nodes whose values the delegate returns, in order.
         mutations: For each mutated owned placeholder, the node of its new value.
         debug_map: From each instruction, by number or identifier, to its nodes.
@@ -94,7 +94,7 @@ class PartitionView:
         return self._numbers.setdefault(value, len(self._numbers))
 
     def parts(self, node: Node) -> list[Node | None]:
-        """Return the getitem of each element of a node's value, None for an unread one.
+        """Return the getitem of each element of a node's value, or None for an unread element.
 
         Args:
             node: A node with several values.
@@ -116,13 +116,14 @@ class PartitionView:
 
         Args:
             instruction: Any object; ``compile`` converts it to bytes.
-            nodes: Its nodes, such as a convolution and the relu fused with it; by default the
-                visited node.
+            nodes: The nodes that it computes, such as a convolution and the relu fused with it; by
+                default the visited node.
             identifier: The identifier that the runtime logs; the instruction's number if
                 None. Either all instructions of a backend have identifiers or none.
 
         Raises:
-            DelegateMappingError: The identifier is a duplicate, or some have none.
+            DelegateMappingError: The identifier is a duplicate, or only some instructions have
+                one.
         """
         number = len(self.instructions)
         self.instructions.append(instruction)
@@ -153,7 +154,7 @@ class PartitionView:
 
     @contextmanager
     def visiting(self, node: Node) -> Iterator[None]:
-        """Map instructions emitted in this context to ``node``, and add it to errors."""
+        """Map instructions emitted in this context to ``node``, and name ``node`` in errors."""
         self._node = node
         try:
             yield

@@ -103,7 +103,7 @@ class Partitioner(ABC):
             ep: The program before decomposition.
 
         Returns:
-            The operators, and a predicate on nodes that narrows the choice, or None.
+            The operators, and a predicate that selects the calls to keep, or None to keep all.
         """
         return [], None
 
@@ -115,7 +115,7 @@ def require_partitioner(value: object) -> None:
     """Check that an argument is a partitioner.
 
     Raises:
-        PartitionError: It is another object.
+        PartitionError: It is not a partitioner.
     """
     if isinstance(value, type):
         made_by = ".partitioner" if hasattr(value, "partitioner") else ""

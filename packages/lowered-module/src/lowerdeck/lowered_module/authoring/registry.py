@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from lowerdeck.inspect import installed_entries
-from lowerdeck.lowered_module._executorch import backend_base, is_peers_backend
+from lowerdeck.lowered_module._executorch import backend_base, is_exir_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails
 from lowerdeck.lowered_module.errors import AmbiguousBackendError, BackendNotFoundError
 
@@ -36,7 +36,7 @@ def register_backend(backend: type, name: str | None = None) -> type:
     registered = _registered.get(backend_id)
     if registered is not None and _describe(registered) != _describe(backend):
         raise AmbiguousBackendError(
-            f"backend {backend_id!r} is {_describe(registered)} already, found "
+            f"backend {backend_id!r} is already registered as {_describe(registered)}, found "
             f"{_describe(backend)}: choose another name, or call unregister_backend first"
         )
     _registered[backend_id] = backend
@@ -44,7 +44,7 @@ def register_backend(backend: type, name: str | None = None) -> type:
 
 
 def unregister_backend(name: str) -> None:
-    """Undo ``register_backend`` of ``name``; without a registration nothing happens."""
+    """Undo ``register_backend`` of ``name``; a no-op if ``name`` is not registered."""
     _registered.pop(name, None)
 
 
@@ -57,10 +57,10 @@ def backend_name(backend: type) -> str:
 def find_backend(name: str, *, peers: bool = False) -> Any:
     """Return the backend class called ``name``.
 
-    Registered classes take precedence. Otherwise imported classes are searched: subclasses of
-    ``BackendDetails``, then those of ExecuTorch's class of that name (in reverse order if
-    ``peers``); then installed ones (entry points ``lowerdeck.backends``), so that a distribution
-    that is only installed never hides a class that the program uses.
+    Registered classes come first, then imported ones: subclasses of ``BackendDetails``, then those
+    of ExecuTorch's class of that name (in reverse order if ``peers``). Entry points of the group
+    ``lowerdeck.backends`` come last, so that a distribution that is only installed never hides a
+    class that the process has imported.
 
     Args:
         peers: Whether the name is from a DelegationSpec of ExecuTorch.
@@ -69,23 +69,23 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
         The class.
 
     Raises:
-        BackendNotFoundError: There is none.
-        AmbiguousBackendError: There are several different ones. Of those written for ExecuTorch
-            the newest is used, with a warning.
+        BackendNotFoundError: No backend has this name.
+        AmbiguousBackendError: Several different classes have this name. If all are written for
+            ExecuTorch, the newest is used instead, with a warning.
     """
     if name in _registered:
         return _registered[name]
     bases = [BackendDetails, backend_base()]
     backends: list[Any] = []
     for base in reversed(bases) if peers else bases:
-        backends = backends or _different(c for c in _subclasses(base) if backend_name(c) == name)
+        backends = backends or _newest(c for c in _subclasses(base) if backend_name(c) == name)
     if not backends:
-        backends = _different(entry.load() for entry in installed_entries(BACKENDS, name))
-    if len(backends) > 1 and all(map(is_peers_backend, backends)):
+        backends = _newest(entry.load() for entry in installed_entries(BACKENDS, name))
+    if len(backends) > 1 and all(map(is_exir_backend, backends)):
         # exir has no check: with several methods the newest class compiles, with one the oldest.
         warnings.warn(
-            f"backend {name} is {' and '.join(map(_describe, backends))}: the newest is taken, "
-            "as in exir's lowering of several methods",
+            f"found several classes of backend {name}, {' and '.join(map(_describe, backends))}: "
+            "the newest is used, as when exir lowers several methods",
             stacklevel=2,
         )
         backends = backends[-1:]
@@ -118,7 +118,7 @@ def find_partitioner(name: str) -> Any:
 
     Args:
         name: Name of an entry point in the group ``lowerdeck.partitioners``, by convention the
-            backend's; ``xnnpack`` is short for ``XnnpackBackend``.
+            backend id; ``xnnpack`` is short for ``XnnpackBackend``.
 
     Returns:
         An instance created without arguments.
@@ -141,10 +141,10 @@ def installed_partitioner(name: str) -> EntryPoint:
 
 
 def only_entry(group: str, name: str, missing: str) -> EntryPoint:
-    """Return the installed entry point of a name.
+    """Return the only installed entry point called ``name`` in ``group``.
 
     Args:
-        missing: The beginning of the error if there is none.
+        missing: The beginning of the error message if there is none.
 
     Raises:
         BackendNotFoundError: No distribution has it.
@@ -168,11 +168,11 @@ def only_entry(group: str, name: str, missing: str) -> EntryPoint:
 
 
 def _short(name: str) -> str:
-    """Return ``xnnpack`` for ``XnnpackBackend``."""
+    """Return a backend's short name, such as ``xnnpack`` for ``XnnpackBackend``."""
     return name.lower().removesuffix("backend")
 
 
-def _different(candidates: Iterable[Any]) -> list[Any]:
+def _newest(candidates: Iterable[Any]) -> list[Any]:
     """Return the newest class of each name: notebook cells redefine classes."""
     return list({_describe(candidate): candidate for candidate in candidates}.values())
 

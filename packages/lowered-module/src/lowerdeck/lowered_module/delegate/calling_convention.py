@@ -56,7 +56,7 @@ class CallingConvention(NamedTuple):
             kwargs: Keyword arguments of the program, in any order.
 
         Raises:
-            SignatureError: Their structure differs from the program's.
+            SignatureError: The structure of the arguments differs from the program's.
         """
         flat, spec = pytree.tree_flatten((args, kwargs))
         if spec == self.in_spec:
@@ -85,14 +85,14 @@ class CallingConvention(NamedTuple):
         return pytree.tree_unflatten(leaves, self.out_spec)
 
     def with_constants(self, values: list[Any]) -> list[Any]:
-        """Return ``values`` with the constant outputs among them."""
+        """Return ``values`` with the constant outputs inserted at their positions."""
         for position, constant in self.constants:
             values.insert(position, constant)
         return values
 
 
 def flatten_program(program: ExportedProgram) -> CallingConvention:
-    """Make ``program`` return values only, in place; return its calling convention.
+    """Make ``program`` return only graph values, in place; return its calling convention.
 
     Constant outputs are removed, and mutated inputs are returned instead.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module._executorch import as_peer
+from lowerdeck.lowered_module._executorch import joint_class
 from lowerdeck.lowered_module.delegate.calling_convention import (
     CallingConvention,
     single_call_program,
@@ -34,7 +34,7 @@ class LoweredBackendModule(torch.nn.Module):
         backend_id: Name of the backend.
         compile_specs: The compile specs of the backend.
         named_data_store_output: The named data of the blob, if any.
-        convention: The calling convention, unless it is flat positional arguments.
+        convention: The calling convention; by default flat positional arguments.
 
     Attributes:
         meta: Data for tools: ``"debug_handle_map"`` at least.
@@ -45,7 +45,7 @@ class LoweredBackendModule(torch.nn.Module):
     @property  # type: ignore[misc]  # Python asks for it, and never sets it
     def __class__(self) -> type[LoweredBackendModule]:
         """The class; if ExecuTorch is loaded, a subclass of both projects' classes."""
-        return as_peer(type(self))
+        return joint_class(type(self))
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class LoweredBackendModule(torch.nn.Module):
         return _unfilled, (), dict(self.__dict__)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoweredBackendModule:
-        """Return a copy with its own state, maps and specs that shares all constants."""
+        """Return a copy with separate state, maps and specs that shares all constants."""
         copied = LoweredBackendModule.__new__(LoweredBackendModule)
         memo[id(self)] = copied
         torch.nn.Module.__init__(copied)
@@ -179,5 +179,5 @@ class LoweredBackendModule(torch.nn.Module):
 
 
 def _unfilled() -> LoweredBackendModule:
-    """Return an empty delegate for unpickling; its class is chosen again."""
+    """Return an empty delegate for unpickling; its ``__class__`` is determined anew."""
     return LoweredBackendModule.__new__(LoweredBackendModule)

@@ -57,9 +57,10 @@ class EagerCall(NamedTuple):
 def inputs_at_bounds(
     program: ExportedProgram, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[_Inputs]:
-    """Yield inputs of the least and of the largest sizes of a program with dynamic sizes.
+    """Yield inputs of the smallest and of the largest sizes of a program with dynamic sizes.
 
-    The largest are left out if they have more than ``_MOST_GROWTH`` times the example's elements.
+    The largest inputs are left out if they have more than ``_MOST_GROWTH`` times the elements of
+    the example.
     """
     ranges = program.range_constraints
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
@@ -166,7 +167,7 @@ def pair_values(
         calls: The calls of the model.
         run: Calls the lowered model.
         state: The model's buffers after its last call, by name.
-        state_of: Returns the state of the lowered model, as far as it can be read.
+        state_of: Returns the readable state of the lowered model, by name.
     """
     for number, call in enumerate(calls, 1):
         result = run(*copy.deepcopy(call.args), **copy.deepcopy(call.kwargs))
@@ -190,7 +191,7 @@ def compare_calls(
     state: Mapping[str, torch.Tensor],
     state_of: Callable[[], Mapping[str, torch.Tensor]],
 ) -> tuple[OutputAccuracy, ...]:
-    """Return the difference of each output in its worst call, and of each buffer after the last.
+    """Return the difference of each output in its worst call, and of each buffer at the end.
 
     Args:
         calls: The calls of the model, as for ``pair_values``.

@@ -14,7 +14,7 @@ from lowerdeck.lowered_module.program.graphs import inputs_of, nodes_of
 from lowerdeck.torch_base import OpOverload, returns_view
 
 _SMALL = 1000
-"""Weights of at most so many bytes are not listed."""
+"""Weights of at most this many bytes are not listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class FloatWeight:
 
 
 def why_not_quantized(node: Node) -> str:
-    """Return the reason that applies to any backend.
+    """Return the default reason why a weight stays float: its reader is not quantised.
 
     Args:
         node: The node that reads the weight.
@@ -48,7 +48,8 @@ def list_float_weights(
     """Return the float weights of more than 1 kB, the largest first, without biases.
 
     Args:
-        why_float: Returns why the weight that a node reads stays float; None omits it.
+        why_float: Returns why the weight that a node reads stays float, or None to omit the
+            weight.
     """
     weights = []
     tensors = {**program.state_dict, **program.constants}
@@ -91,7 +92,7 @@ def _is_call(node: Node) -> bool:
 
 
 def _reader_of(node: Node) -> Node | None:
-    """Return the first call that reads a weight itself; None for scales of integers."""
+    """Return the first call that reads a weight, through views, without quantizing it, or None."""
     for user in node.users:
         if _is_call(user) and "quantize" in str(user.target):
             continue

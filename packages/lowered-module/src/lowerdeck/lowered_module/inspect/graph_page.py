@@ -96,9 +96,9 @@ class _Picture:
 
         Args:
             graph_module: The graph; its delegates are shown by their nodes.
-            inputs: Its placeholders to show; None for all.
-            made_by: The boxes of node values, also of values from outside.
-            group: Its group; -1 outside of all delegates.
+            inputs: The placeholders to show; None for all.
+            made_by: Indices of the boxes that each value comes from; includes the graph's inputs.
+            group: Index of the delegate that contains the graph; -1 outside of all delegates.
         """
         for node in graph_module.graph.nodes:
             if node.op == "placeholder":

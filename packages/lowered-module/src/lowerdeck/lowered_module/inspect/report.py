@@ -21,7 +21,7 @@ def report_lines(
     file: Path,
     seconds: Mapping[str, float],
 ) -> Iterator[str]:
-    """Yield the result of lowering, and the contents of the file.
+    """Yield lines about the result of lowering and the contents of the file.
 
     Args:
         summary: The delegated and other nodes.
@@ -52,7 +52,7 @@ def report_lines(
 def accuracy_lines(
     accuracy: Sequence[OutputAccuracy], compared: str | Sequence[str], *, quantized: bool
 ) -> Iterator[str]:
-    """Yield the difference from the model; for a quantised program, that of each output.
+    """Yield lines about differences from the model, by output if the program is quantised.
 
     Args:
         accuracy: The largest difference of each output from the model's, over all calls.
@@ -78,7 +78,7 @@ def quantization_lines(
     weight_bytes: int,
     samples: int | None,
 ) -> Iterator[str]:
-    """Yield the result of quantisation.
+    """Yield lines about the calibration and the weights that stay float.
 
     Args:
         float_weights: The weights that stay float, the largest first.
@@ -101,7 +101,7 @@ def quantization_lines(
 
 
 def _largest_tensor(plans: Sequence[ExecutionPlan]) -> Iterator[str]:
-    """Yield the tensor that takes most of the planned memory; its sizes are upper bounds."""
+    """Yield a line about the largest planned tensor; its sizes are upper bounds."""
     planned = [
         (value.val, index, plan)
         for plan in plans

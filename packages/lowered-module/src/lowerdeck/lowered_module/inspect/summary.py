@@ -52,7 +52,7 @@ class RootCause:
     """One reason why nodes are not delegated, and where it begins.
 
     Attributes:
-        start: The node whose value the first of them rejects, such as the input ``tokens`` of a
+        start: The node whose value the first node cannot read, such as the input ``tokens`` of a
             chain of integers; empty if the reason is the operator itself.
         operators: Number of nodes, by operator.
         module: Path of the first node's module, such as ``encoder.layers.0``; empty for the root.
@@ -92,11 +92,11 @@ class DelegationSummary:
         delegate_bytes: Bytes of blobs, by backend.
         delegated: Number of delegated nodes, by operator.
         left: Number of nodes that are not delegated, by operator.
-        reasons: Reasons for an operator's nodes, if a partitioner gave any.
+        reasons: Reasons why nodes are not delegated, by operator, if a partitioner gave any.
         remarks: A partitioner's remarks on delegated nodes.
         float_weights: The weights of more than 1 kB that stay float in a quantised program, the
             largest first; empty for graph modules, which hold no weights.
-        root_causes: The reasons, each once, in descending order of nodes.
+        root_causes: Each distinct reason, in descending order of its number of nodes.
     """
 
     delegates: Mapping[str, int]
@@ -139,7 +139,7 @@ def delegation_summary(
         program: A lowered program, or its graph module, or the programs of several methods.
 
     Raises:
-        LoweringError: It is another object.
+        LoweringError: ``program`` is another kind of object.
     """
     programs = list(program.values()) if isinstance(program, Mapping) else [program]
     tops = [part.graph_module if isinstance(part, ExportedProgram) else part for part in programs]

@@ -14,12 +14,12 @@ from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import GraphModule, Node
 
 from lowerdeck.graph_fuser import CycleError, Region, outline
-from lowerdeck.lowered_module._executorch import is_peers
+from lowerdeck.lowered_module._executorch import is_exir
 from lowerdeck.lowered_module.authoring.registry import find_backend
 from lowerdeck.lowered_module.partition.grouping import Groups, group_by_tag
 from lowerdeck.lowered_module.partition.ownership import settle_ownership
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
-from lowerdeck.lowered_module.program.edge_form import in_torchs_operators
+from lowerdeck.lowered_module.program.edge_form import without_edge_operators
 from lowerdeck.lowered_module.program.functional import refuse_lost_mutation
 from lowerdeck.lowered_module.program.signature import SignatureIndex, sub_program
 from lowerdeck.torch_base import attribute_of
@@ -34,12 +34,13 @@ class Cut:
         backend: Class of the backend.
         compile_specs: The compile specs of that backend.
         program: The partition as a program.
-        label: Its name in errors: the tag, and the nested graph if any.
-        owner: The graph that it was moved out of; None for a whole program.
+        label: Name of the partition in errors: the tag, and the nested graph if any.
+        owner: The graph that contained it; None for a whole program.
         call: The node of ``owner`` that calls it; None for a whole program.
-        owned: The owner's input specs of the tensors that it owns, by the owner's node name.
-        mutated: The owner's output specs of the mutations that it performs, by the name of the
-            owner's node with the new value.
+        owned: The owner's input specs of the tensors that the partition owns, by the owner's node
+            name.
+        mutated: The owner's output specs of the mutations that the partition performs, by the name
+            of the owner's node with the new value.
     """
 
     backend_id: str
@@ -82,17 +83,17 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
         BackendNotFoundError: The backend of a partition is unknown.
         PartitionError: A node that cannot be delegated is tagged.
         OwnershipError: A partition cannot own a tagged tensor.
-        lowerdeck.graph_fuser.GraphFuserError: A value leaves a partition and comes back, so it
-            cannot be one call.
+        lowerdeck.graph_fuser.GraphFuserError: A value leaves a partition and comes back, so the
+            partition cannot be one call.
     """
     top = program.graph_module
     groups = group_by_tag(top, tags)
     # The Edge dialect does not declare aliases.
-    with in_torchs_operators(program):
+    with without_edge_operators(program):
         owned = settle_ownership(program, groups, tags)
     next_handle = assign_debug_handles(top)
     # A DelegationSpec of ExecuTorch names a backend of ExecuTorch.
-    find = cache(lambda name, is_exirs: find_backend(name, peers=is_exirs))
+    find = cache(lambda name, peers: find_backend(name, peers=peers))
     cuts: list[Cut] = []
     seen: set[int] = set()
     waiting = [("", top)]
@@ -106,7 +107,7 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
             groups, owned = group_by_tag(gm, tags), {}
         for tag, call, parts in _cut_graph(program, gm, groups, owned):
             spec = tags[tag]
-            backend = find(spec.backend_id, is_peers(spec))
+            backend = find(spec.backend_id, is_exir(spec))
             label = f"{tag!r}" + (f" in {where.rstrip('.')}" if where else "")
             part, *rest = parts
             specs = list(spec.compile_specs)

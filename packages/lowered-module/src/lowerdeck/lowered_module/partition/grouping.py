@@ -18,11 +18,11 @@ _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
 
 
 def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
-    """Return the nodes of each tag in one graph, and the nodes that must be delegated with them.
+    """Return the nodes of each tag in one graph, with the nodes that must be delegated with them.
 
     A getitem is in the group of its producer, since delegates return single values. Groups include
     the get_attr nodes that they read: branch graphs, earlier delegates, tree specs, and tagged
-    tensor attributes; one that others read too is duplicated in the graph.
+    tensor attributes. A get_attr node that other nodes read too is duplicated in the graph.
 
     Args:
         graph_module: One graph; nested graphs have separate groups.

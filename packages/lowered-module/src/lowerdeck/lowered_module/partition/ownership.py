@@ -28,7 +28,7 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
     A tagged constant is owned by every partition that reads it, and by the program if another node
     reads it; the tensor is shared, not copied. A tagged mutated buffer is owned by the partition
     of its tag, which must compute the new value. If another node reads the old value, or a view of
-    it from the partition, the partition returns a clone of it, which is inserted in place.
+    it from the partition, a clone of it is inserted in place and returned by the partition.
 
     Args:
         program: The outermost program, with tags on its placeholders.
@@ -39,7 +39,7 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
         The owned placeholders of each partition.
 
     Raises:
-        PartitionError: An input of the user is tagged.
+        PartitionError: A user input is tagged.
         OwnershipError: A constant marked ``no_copy`` would be shared, or a mutated buffer cannot
             be owned by its partition.
     """

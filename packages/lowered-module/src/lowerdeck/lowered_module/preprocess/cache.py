@@ -45,8 +45,8 @@ class ResultCache:
 
     Threads, processes and machines may share a directory. An entry is ignored if another user owns
     it or can write it, if it was stored under another key, or if it is truncated or altered.
-    Entries are bytes and JSON; reading them runs no code. A URL has no owner: anyone who can write
-    there can change the delegates of programs.
+    Entries are bytes and JSON; reading them runs no code. Files at a URL have no owner: anyone who
+    can write to the URL can change delegates.
 
     Args:
         directory: Path of a directory, created with access for the user only if it is missing, or
@@ -70,7 +70,7 @@ class ResultCache:
         """Return the result stored under ``key``, or None.
 
         Args:
-            key: From ``content_key``; None returns None.
+            key: From ``content_key``; None is never found.
         """
         if key is None:
             return None

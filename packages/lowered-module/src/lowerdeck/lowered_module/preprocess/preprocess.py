@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from lowerdeck.lowered_module._executorch import backend_own_copy, is_peers_backend
+from lowerdeck.lowered_module._executorch import backend_own_copy, is_exir_backend
 from lowerdeck.lowered_module.authoring.backend import BackendDetails, with_plain_bytes
 from lowerdeck.lowered_module.delegate.calling_convention import CallingConvention
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
@@ -18,7 +18,7 @@ from lowerdeck.lowered_module.partition.cut import Cut
 from lowerdeck.lowered_module.preprocess.cache import ResultCache, content_key
 from lowerdeck.lowered_module.preprocess.task import Task
 from lowerdeck.lowered_module.program.copies import backend_copy
-from lowerdeck.lowered_module.program.edge_form import in_torchs_operators
+from lowerdeck.lowered_module.program.edge_form import without_edge_operators
 from lowerdeck.lowered_module.program.prepared import give_own_state
 from lowerdeck.lowered_module.progress import Progress, shown
 from lowerdeck.torch_base import source_frame
@@ -56,9 +56,9 @@ def preprocess_partitions(
             blob = getattr(result, "processed_bytes", None)
             if not isinstance(blob, bytes | bytearray | memoryview):
                 raise PreprocessError(
-                    f"backend {cut.backend_id!r} returned {_kind(result)} for partition "
-                    f"{cut.label}, whose processed_bytes is {_kind(blob)}: return a "
-                    "PreprocessResult with bytes"
+                    f"backend {cut.backend_id!r} returned {_kind(result)} with processed_bytes "
+                    f"{_kind(blob)} for partition {cut.label}: return a PreprocessResult with "
+                    "bytes"
                 )
             results[id(cut)] = result
             if id(cut) in keys and cache is not None:
@@ -119,7 +119,7 @@ def make_delegate(
 
 def _failure(cut: Cut, error: BaseException) -> PreprocessError:
     """Return a ``PreprocessError`` for an exception of a partition's backend."""
-    said = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+    message = "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
     lines: dict[str, None] = {}
     for node in cut.program.graph.nodes:
         frame = source_frame(node) if node.op == "call_function" else None
@@ -127,7 +127,7 @@ def _failure(cut: Cut, error: BaseException) -> PreprocessError:
             lines["\n    ".join(filter(None, (f"  {frame.location}", frame.code)))] = None
     origin = "\n".join(["\nThe partition comes from", *lines]) if lines else ""
     return PreprocessError(
-        f"backend {cut.backend_id!r} failed on partition {cut.label} with {said}{origin}"
+        f"backend {cut.backend_id!r} failed on partition {cut.label} with {message}{origin}"
     )
 
 
@@ -140,7 +140,7 @@ def _kind(value: object) -> str:
 
 def _run_here(cut: Cut) -> Any:
     try:
-        with _given(cut) as (program, is_edge):
+        with _backend_program(cut) as (program, is_edge):
             result = cut.backend.preprocess(program, cut.compile_specs)
         return with_plain_bytes(result) if is_edge else result
     except Exception as error:
@@ -148,18 +148,18 @@ def _run_here(cut: Cut) -> Any:
 
 
 @contextmanager
-def _given(cut: Cut) -> Iterator[tuple[ExportedProgram, bool]]:
-    """Yield a backend's program in ATen operators, and whether it is in the Edge dialect."""
+def _backend_program(cut: Cut) -> Iterator[tuple[ExportedProgram, bool]]:
+    """Yield a copy of a partition for its backend, and whether Edge operators were replaced."""
     backend, own_copy = cut.backend, backend_own_copy(cut.backend)
     if own_copy is not None:
         copied = own_copy(cut.program, cut.compile_specs)
     else:
         reads_only = getattr(backend, "reads_only", False) is True
         copied = backend_copy(cut.program, reads_only=reads_only)
-    if is_peers_backend(backend):
+    if is_exir_backend(backend):
         yield copied, False
         return
-    with in_torchs_operators(copied) as is_edge:
+    with without_edge_operators(copied) as is_edge:
         yield copied, is_edge
 
 
@@ -203,7 +203,7 @@ def _run_together(backend: Any, name: str, mine: Sequence[tuple[str, Cut]]) -> l
     try:
         with ExitStack() as stack:
             for method, cut in mine:
-                program, _ = stack.enter_context(_given(cut))
+                program, _ = stack.enter_context(_backend_program(cut))
                 programs.setdefault(method, []).append(program)
                 specs.setdefault(method, []).append(cut.compile_specs)
             results = backend.preprocess_multimethod(programs, specs)

@@ -51,7 +51,7 @@ class Task(NamedTuple):
         """Return the backend's result; called in the other process.
 
         Raises:
-            PreprocessError: The program or its weights cannot be read here.
+            PreprocessError: The program or its weights cannot be deserialized in this process.
             Exception: Raised by the backend.
         """
         try:

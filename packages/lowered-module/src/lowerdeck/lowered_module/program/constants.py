@@ -26,7 +26,7 @@ DATA = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def constant_inputs(program: ExportedProgram) -> dict[Node, str]:
-    """Return the placeholders that no call changes, with their names in the state."""
+    """Return placeholders whose tensors no call changes, with the tensors' names in the state."""
     changing = changing_inputs(program)
     return {
         node: spec.target
@@ -36,7 +36,7 @@ def constant_inputs(program: ExportedProgram) -> dict[Node, str]:
 
 
 def constant_names(program: ExportedProgram) -> dict[str, str]:
-    """Return the name in the state of each placeholder that no call changes.
+    """Return the name in the state of each placeholder whose tensor no call changes.
 
     Excluded are tensors mutated in place, which the signature of a program straight from
     ``torch.export.export`` does not list, and tensors that another method lowered together
@@ -78,7 +78,7 @@ def add_constants(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> 
 
 
 def constant_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
-    """Return the tensor of each placeholder that no call changes.
+    """Return the tensor of each placeholder, if no call changes it.
 
     Args:
         program: One partition as a separate program.
@@ -114,8 +114,8 @@ def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
     """Tag each mutated buffer whose new value a partition computes, in place.
 
     Call it after tagging the nodes. The partition then owns the buffer, and no call passes it in
-    or out. Skipped are buffers whose old value is read elsewhere (tag such a buffer yourself to
-    have the partition return the old value) and buffers that another method lowered together uses.
+    or out. Buffers are skipped if their old value is read elsewhere (tag such a buffer yourself to
+    have the partition return the old value), or if another method lowered together uses them.
 
     Args:
         edge_program: The program that a partitioner is tagging.

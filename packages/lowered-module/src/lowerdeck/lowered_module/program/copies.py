@@ -41,10 +41,10 @@ def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> Expor
     Its tensors share memory with the original's until one of them is written.
 
     Args:
-        reads_only: Whether the backend changes neither graphs nor tensors: then the graphs are
-            shared, and so are tensors that torch cannot share copy-on-write (loaded or mapped).
+        reads_only: Whether the backend changes neither graphs nor tensors. If so, the copy shares
+            the graphs, and tensors that torch cannot clone copy-on-write (loaded or mapped).
     """
-    take = _unless_lent if reads_only else lazy_clone
+    take = _clone_if_owned if reads_only else lazy_clone
     state = _each_once(program.state_dict, take)
     constants = _each_once(program.constants, take)
     if reads_only:
@@ -90,12 +90,12 @@ def rewritten(program: ExportedProgram, rewrite: Callable[[Graph], bool]) -> Exp
     return with_parts(program, graph_module=copied, graph_signature=signature)
 
 
-def _unless_lent(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if _is_lent(tensor) else lazy_clone(tensor)
+def _clone_if_owned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if _has_foreign_memory(tensor) else lazy_clone(tensor)
 
 
-def _is_lent(tensor: torch.Tensor) -> bool:
-    """Return whether torch does not own a tensor's memory: it has no copy-on-write copy."""
+def _has_foreign_memory(tensor: torch.Tensor) -> bool:
+    """Return whether torch does not own a tensor's memory, so cannot clone it copy-on-write."""
     try:
         return not tensor.untyped_storage().resizable()
     except (NotImplementedError, RuntimeError):

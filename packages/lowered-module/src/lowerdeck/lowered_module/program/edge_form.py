@@ -48,14 +48,14 @@ _VERIFIERS = "lowerdeck_verifiers"
 
 
 @contextlib.contextmanager
-def in_torchs_operators(program: ExportedProgram) -> Iterator[bool]:
+def without_edge_operators(program: ExportedProgram) -> Iterator[bool]:
     """Temporarily replace operators of ExecuTorch's Edge dialect by torch's.
 
     Args:
         program: Any program; its operators are restored afterwards.
 
     Yields:
-        Whether it is of that dialect.
+        Whether the program has operators of the Edge dialect.
     """
     changed = []
     for node in _calls(program.graph_module):
@@ -95,7 +95,7 @@ def edge_form(program: ExportedProgram) -> ExportedProgram:
 def leave_edge_form(program: ExportedProgram, parts: Iterable[ExportedProgram] = ()) -> None:
     """Restore, in place, the operators and scalars that :func:`edge_form` replaced.
 
-    A call whose operator was replaced in between gets torch's operator of the same name.
+    A call whose operator was replaced since then gets torch's operator of the same name.
 
     Args:
         program: A program from :func:`edge_form`, possibly changed; other programs are left
@@ -225,12 +225,12 @@ def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
     ):
         return program
     copied = shared_copy(program)
-    copied.graph_module.meta[_VERIFIERS] = torchs_verifiers(program)
+    copied.graph_module.meta[_VERIFIERS] = aten_verifiers(program)
     leave_edge_form(copied)
     return copied
 
 
-def torchs_verifiers(program: ExportedProgram) -> list[Any]:
+def aten_verifiers(program: ExportedProgram) -> list[Any]:
     """Return the verifiers of a program after its conversion to ATen operators.
 
     Args:
@@ -265,7 +265,7 @@ def _lift_numbers(program: ExportedProgram) -> None:
 def _numbers(node: Node) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the scalar operands of a call, as tensors of the other operand's dtype.
 
-    Only if the result is the same: in half precision a scalar is exact and a tensor is not.
+    Half precision is excluded: a scalar operand is exact, but a half-precision tensor is not.
     """
     values = [source.meta.get("val") for source in node.all_input_nodes]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}

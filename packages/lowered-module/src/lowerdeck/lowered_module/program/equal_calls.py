@@ -55,7 +55,8 @@ def _merge(graph: Graph) -> bool:
 def _chain_to_permutation(node: Node) -> list[Any]:
     """Return the calls before a permutation, the last first, up to another permutation.
 
-    A view, or a copy and a view, may lie between both. For other nodes the list is empty.
+    There may be a view, or a copy and a view, between both permutations. For other nodes the list
+    is empty.
     """
     if node.target not in MOVES:
         return []
@@ -70,9 +71,8 @@ def _chain_to_permutation(node: Node) -> list[Any]:
 def _undo_permutations(node: Node, chain: list[Any]) -> Node | None:
     """Return the tensor before two permutations that cancel out, in the shape of their result.
 
-    None if they do not cancel out. Video models flatten patches with the channels first, and
-    permute them to the end: with the view between both, only the groups of dimensions that it
-    merges have to return to their places.
+    The result is None if they do not cancel out. If a view between both merges dimensions, as in
+    video models that flatten patches, each merged group counts as one dimension.
 
     Args:
         chain: From ``_chain_to_permutation``.
@@ -117,7 +117,7 @@ def _is_mergeable(node: Node) -> bool:
 
 
 def _key(node: Node) -> Any:
-    """Return a key that is equal for calls that compute the same."""
+    """Return a key that is equal for calls that compute equal values."""
     value = node.meta["val"]
     options = {name: value for name, value in node.kwargs.items() if name not in _OPTIONS}
     dtype = value.dtype if isinstance(value, torch.Tensor) else None
@@ -125,7 +125,7 @@ def _key(node: Node) -> Any:
 
 
 _OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
-"""Ignored arguments: the result's dtype is compared, the others are equal in a program."""
+"""Ignored arguments: the result's dtype is compared; the others are equal in one program."""
 
 
 def _frozen(argument: Any) -> Any:

@@ -47,8 +47,8 @@ def foldable_nodes(
 ) -> list[Node]:
     """Return the calls whose results depend on constants only.
 
-    A backend may compute them ahead of time. Calls that draw random numbers, mutate a tensor in
-    place, or would make the file much larger are left out.
+    A backend may compute them ahead of time. Calls are left out if they draw random numbers,
+    mutate a tensor in place, or would make the file much larger.
 
     Args:
         nodes: Nodes of a graph, each after those that it reads.
@@ -77,7 +77,7 @@ def foldable_nodes(
             and _is_computable(node)
             and _is_small(node, in_memory=in_memory)
         ):
-            size = _bytes_made(node) if in_memory else 0
+            size = _allocated_bytes(node) if in_memory else 0
             if size <= left:
                 left -= size
                 computable[node] = None
@@ -136,7 +136,7 @@ def read_by_one(
 
 
 def fold_node(node: Node, read: Callable[[Node], Any]) -> Any:
-    """Compute a call of ``foldable_nodes``.
+    """Return the result of a call from ``foldable_nodes``.
 
     Args:
         read: Returns the value of a constant, or of a call that was already computed.
@@ -188,13 +188,13 @@ def _tensors(node: Node) -> Sequence[torch.Tensor]:
 
 def _is_small(node: Node, *, in_memory: bool) -> bool:
     if in_memory:
-        return _bytes_made(node) <= _MOST_BYTES
+        return _allocated_bytes(node) <= _MOST_BYTES
     bytes_read = sum(_bytes(source) for source in node.all_input_nodes)
     # Each result by itself: standardized weights come with their means and deviations.
     return all(result.nbytes <= max(_MOST_BYTES, bytes_read) for result in _tensors(node))
 
 
-def _bytes_made(node: Node) -> int:
+def _allocated_bytes(node: Node) -> int:
     """Return the number of bytes that a call allocates: 0 for a view."""
     target = node.target
     if target is operator.getitem or str(target) == _INNER_TENSOR:

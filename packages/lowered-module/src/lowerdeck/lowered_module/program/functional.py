@@ -1,8 +1,8 @@
 """Functionalize a program, and find in-place writes that partitioning would lose.
 
-A delegate takes and returns values: writes to its arguments are lost, and so are writes through a
-view that it returned. In a functional program only custom operators write in place. A partition
-may touch memory that they write only if it contains all accesses.
+A delegate takes and returns values: writes to its arguments are lost, and so are writes to a view
+that the partition returns. In a functional program only custom operators write in place. A
+partition may access memory that such an operator writes only if it contains all accesses.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def refuse_lost_mutation(
     The cost is linear in the graph.
 
     Args:
-        gm: Its graph module, or one nested in it.
-        tag_of: The partition of each node of the graph that is in one.
+        gm: The graph module of ``program``, or one nested in it.
+        tag_of: Tags of the graph's nodes that are in partitions.
 
     Raises:
-        AliasingError: A write would be lost if the partitions were cut out.
+        AliasingError: Delegation of the partitions would lose a write.
     """
     if not writes_in_place(gm):
         return
@@ -170,7 +170,7 @@ def mark_shared(
 def _owners(
     graph: Graph, memory: MemoryUse, tag_of: Mapping[Node, str]
 ) -> dict[Node, set[str | None]]:
-    """Return the producer and the writers of each memory that is written."""
+    """Return the tags of the producer and the writers of each memory that is written."""
     owners: dict[Node, set[str | None]] = {}
     for node in graph.nodes:
         # The value before the call has no producer, even if a partition owns its memory.

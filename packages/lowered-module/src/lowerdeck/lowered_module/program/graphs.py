@@ -59,7 +59,7 @@ def replace_input(user: Node, node: Node, value: Any) -> None:
 
 
 def value_of(output: object) -> object:
-    """Return the value of a graph's output, for a node its fake value."""
+    """Return the value of a graph output: the fake value of a node, or the constant."""
     return output.meta.get("val") if isinstance(output, Node) else output
 
 

@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from lowerdeck.lowered_module.program.copies import rewritten
-from lowerdeck.lowered_module.program.masks import write_out
+from lowerdeck.lowered_module.program.masks import decompose_attention
 from lowerdeck.lowered_module.program.plain_sizes import number_of
 from lowerdeck.lowered_module.program.view_factors import (
     SEVERAL,
@@ -62,12 +62,12 @@ _CONV2D_OF: Mapping[Any, Any] = {
     _aten.conv1d.padding: _aten.conv2d.padding,
     _aten.convolution.default: _aten.convolution.default,
 }
-"""The operator for images, by operator for lines."""
+"""2-D operator by 1-D operator."""
 _RESIZES = frozenset({_aten.upsample_bilinear2d.vec, _aten.upsample_nearest2d.vec})
 
 
 def with_late_views(program: ExportedProgram) -> ExportedProgram:
-    """Return a program that merges dynamic sizes late, if that saves views.
+    """Return a program that merges dynamic sizes late, if that removes views.
 
     Args:
         program: A functional program; not changed, and returned itself if it merges none.
@@ -118,7 +118,7 @@ class _Pass:
         attentions = [node for node in needed if node.target is ATTENTION]
         if attentions:
             for node in attentions:
-                write_out(node, None, {})
+                decompose_attention(node, None, {})
                 self._graph.erase_node(node)
             factors = find_factors(self._graph)
             needed = _find_needed(self._graph, factors)
@@ -129,8 +129,8 @@ class _Pass:
     def _move_before_split(self, node: Node) -> bool:
         """Move a broadcast before a view whose effect a later view undoes; return True if moved.
 
-        Swin splits the batch of windows into images and windows, adds a mask for each window, and
-        merges both again: the mask is repeated for each image instead.
+        Swin splits the batch into images and windows, adds a mask for each window, and merges both
+        again. The rewritten program repeats the mask for each image instead.
         """
         view = next((x for x in node.all_input_nodes if x.target in _RESHAPES), None)
         if view is None or not _is_undone_after(node, view, view):
@@ -184,7 +184,7 @@ class _Pass:
         return self._call(operand, _aten.view.default, (repeated, merged), shape)
 
     def _rewrite_all(self, factors: Mapping[Node, Factors], needed: Container[Node]) -> None:
-        """Rewrite all nodes in order, and merge inputs of those that need merged ones."""
+        """Rewrite all nodes in order, and merge inputs where a node needs merged ones."""
         for node in list(self._graph.nodes):
             if node.op not in {"call_function", "output"}:
                 continue
@@ -436,7 +436,7 @@ def _use_requested_sizes(view: Node) -> None:
 
 
 def _trailing_slice(node: Node) -> tuple[list[Node], int]:
-    """Return a convolution with the slices that follow, and the number of elements they drop.
+    """Return a convolution with the slices after it, and the number of elements they drop.
 
     Speech encoders (wav2vec 2.0) drop the last element after kernels of even size.
     """

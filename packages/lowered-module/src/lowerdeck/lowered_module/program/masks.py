@@ -2,9 +2,10 @@
 
 transformers builds a full mask, a row for each query, from ``arange`` positions: it gathers an
 attention mask at all positions, and compares positions with 0 or with their neighbours to find
-packed sequences. With dynamic sizes this is computed by portable kernels at each call. So we fold
-what is constant for every size, and leave repeated rows to broadcasting. Attention with a bias
-that is never -inf is decomposed to products and a softmax, which XNNPACK computes.
+packed sequences. With dynamic sizes portable kernels compute the mask at each call. Therefore
+parts that are constant for every size are folded, and repeated rows are left to broadcasting.
+Attention with a bias that is never -inf is decomposed to products and a softmax, which XNNPACK
+computes.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Line(NamedTuple):
     Attributes:
         step: 0 for a constant; booleans are 0 or 1.
         axis: The dimension, from -1 for the last.
-        base: A node with the same numbers, whose other dimensions have size 1; None without one.
+        base: A node with the same numbers whose other dimensions have size 1, or None.
     """
 
     first: int
@@ -71,13 +72,13 @@ class Line(NamedTuple):
 
 
 _MOST = 1 << 31
-"""Larger numbers, times a size, might overflow int64."""
+"""Products of larger numbers and a size might overflow int64."""
 _FINITE = "finite"
 """Marks a tensor without infinities and NaN."""
 _MOST_BYTES = 1 << 20
 """Largest constant that is checked for infinities."""
 _LOWEST = -1e30
-"""Smaller numbers, added to a score, mask it."""
+"""A score plus a smaller number is masked."""
 
 
 def with_short_masks(program: ExportedProgram) -> ExportedProgram:
@@ -121,20 +122,20 @@ def _shorten(graph: Graph, finite: Container[str]) -> bool:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        facts[node] = known_of(node, facts)
+        facts[node] = infer_fact(node, facts)
         base = getattr(facts[node], "base", None)
         if base not in (None, node) and is_like(base, node):
             node.replace_all_uses_with(base)
             unread.append(node)
         elif node.target is _aten.index.Tensor:
-            if _becomes_view(node, facts):
+            if _replace_by_view(node, facts):
                 unread.append(node)
         elif node.target is _ATTENTION:
             mask: Any = arguments_of(node)["attn_mask"]
             if mask not in shorts:
                 shorts[mask] = None if _is_true(mask, facts) else _without_repeats(mask, facts)
             short = shorts[mask]
-            if facts.get(short) is _FINITE and write_out(node, short, facts):
+            if facts.get(short) is _FINITE and decompose_attention(node, short, facts):
                 unread.append(node)
             elif short is not mask:
                 _give_mask(node, short)
@@ -151,12 +152,12 @@ def _give_mask(node: Node, mask: Any) -> None:
         node.args = (*node.args[:3], mask, *node.args[4:])
 
 
-def write_out(node: Node, mask: Node | None, facts: Mapping[Any, Any]) -> bool:
-    """Replace attention by products and a softmax; return whether its form is supported.
+def decompose_attention(node: Node, mask: Node | None, facts: Mapping[Any, Any]) -> bool:
+    """Replace attention by products and a softmax; return False if it is not supported.
 
     Args:
         mask: A mask without infinities, or None.
-        facts: What is known of nodes: a ``Line`` or ``_FINITE``.
+        facts: Known facts about nodes: a ``Line`` or ``_FINITE``.
     """
     args = arguments_of(node)
     query, key, value = (args[name] for name in ("query", "key", "value"))
@@ -167,16 +168,16 @@ def write_out(node: Node, mask: Node | None, facts: Mapping[Any, Any]) -> bool:
         return False
     scale = width**-0.5 if args["scale"] is None else args["scale"]
     if scale != 1.0:
-        query = inserted(node, _aten.mul.Tensor, (query, scale), query.meta["val"])
+        query = insert_call(node, _aten.mul.Tensor, (query, scale), query.meta["val"])
     order = [*range(rank - 2), rank - 1, rank - 2]
-    turned = inserted(node, _aten.permute.default, (key, order), key.meta["val"].mT)
+    transposed = insert_call(node, _aten.permute.default, (key, order), key.meta["val"].mT)
     sizes = (*shape_of(query)[:-1], shape_of(key)[-2])
     value_of_scores = new_fake(node.meta["val"], sizes)
-    scores = inserted(node, _aten.matmul.default, (query, turned), value_of_scores)
+    scores = insert_call(node, _aten.matmul.default, (query, transposed), value_of_scores)
     for part in [] if mask is None else _summands(node, mask, facts):
-        scores = inserted(node, _aten.add.Tensor, (scores, part), value_of_scores)
-    weights = inserted(node, _aten.softmax.int, (scores, -1), value_of_scores)
-    result = inserted(node, _aten.matmul.default, (weights, value), node.meta["val"])
+        scores = insert_call(node, _aten.add.Tensor, (scores, part), value_of_scores)
+    weights = insert_call(node, _aten.softmax.int, (scores, -1), value_of_scores)
+    result = insert_call(node, _aten.matmul.default, (weights, value), node.meta["val"])
     node.replace_all_uses_with(result)
     return True
 
@@ -192,7 +193,7 @@ def _summands(node: Node, mask: Any, facts: Mapping[Any, Any]) -> list[Node]:
     if number is None or number > _LOWEST:
         return [mask]
     value = new_fake(mask.meta["val"], shape_of(shown))
-    return [bias, inserted(node, _aten.where.Scalar, (shown, 0.0, number), value)]
+    return [bias, insert_call(node, _aten.where.Scalar, (shown, 0.0, number), value)]
 
 
 def _number(value: Any) -> Any:
@@ -216,8 +217,8 @@ def erase_unread(graph: Graph, unread: list[Node]) -> None:
             erased.add(dead)
 
 
-def known_of(node: Node, facts: Mapping[Any, Any]) -> Any:
-    """Return a ``Line`` or ``_FINITE`` for a result, or None."""
+def infer_fact(node: Node, facts: Mapping[Any, Any]) -> Any:
+    """Return the fact about the result of a node: a ``Line``, ``_FINITE`` or None."""
     target: Any = node.target
     args: Any = node.args
     if target in _WHERE:
@@ -300,7 +301,7 @@ def _combined(target: Any, first: Line, other: Line) -> Line | None:
 
 
 def _joined(parts: Sequence[Any], axis: int, facts: Mapping[Any, Any]) -> Line | None:
-    """Return the line of a number joined with a line that continues it; None for others."""
+    """Return the line of a concatenated number and its continuation; None for other parts."""
     lines = [facts.get(part) for part in parts]
     match lines:
         case [Line(step=0) as head, Line() as line] if is_one(shape_of(parts[0])[axis]):
@@ -319,7 +320,7 @@ def range_of(node: Node) -> Line | None:
 
 
 def _wide(node: Any) -> list[int]:
-    """Return the dimensions of sizes that are not 1."""
+    """Return the dimensions whose size is not 1."""
     shape = shape_of(node)
     return [dim for dim, size in enumerate(shape, -len(shape)) if not is_one(size)]
 
@@ -331,8 +332,8 @@ def _is_true(mask: Any, facts: Mapping[Any, Any]) -> bool:
     return False
 
 
-def _becomes_view(node: Node, facts: dict[Node, Any]) -> bool:
-    """Replace indexing by each dimension's positions, which is a no-op, by a view.
+def _replace_by_view(node: Node, facts: dict[Node, Any]) -> bool:
+    """Replace no-op indexing, by the positions along each dimension, by a view.
 
     Returns:
         Whether the node was replaced.
@@ -360,19 +361,19 @@ def _becomes_view(node: Node, facts: dict[Node, Any]) -> bool:
         return False
     for dim, count in enumerate(counts):
         if not equal_sizes([number_of(count)], shape_of(source)[dim : dim + 1]):
-            source = inserted(node, _aten.slice.Tensor, (source, dim, 0, count))
-            facts[source] = known_of(source, facts)
-    view = inserted(node, _aten.view.default, (source, sizes))
-    facts[view] = known_of(view, facts)
+            source = insert_call(node, _aten.slice.Tensor, (source, dim, 0, count))
+            facts[source] = infer_fact(source, facts)
+    view = insert_call(node, _aten.view.default, (source, sizes))
+    facts[view] = infer_fact(view, facts)
     node.replace_all_uses_with(view)
     return True
 
 
-def inserted(node: Node, target: Any, args: tuple[Any, ...], value: Any = None) -> Node:
-    """Insert a call before a node that it is a part of.
+def insert_call(node: Node, target: Any, args: tuple[Any, ...], value: Any = None) -> Node:
+    """Insert a call before ``node``, with its metadata, and return the call.
 
     Args:
-        value: Its fake result; None to compute it.
+        value: Fake result of the call; None to compute it.
     """
     with node.graph.inserting_before(node):
         call = node.graph.call_function(target, args)
@@ -382,7 +383,7 @@ def inserted(node: Node, target: Any, args: tuple[Any, ...], value: Any = None) 
 
 
 def _without_repeats(mask: Any, facts: Mapping[Any, Any]) -> Any:
-    """Return a mask that broadcasts to the same one, of the same rank."""
+    """Return a smaller mask of equal rank that broadcasts to ``mask``, or ``mask`` itself."""
     if not isinstance(mask, Node):
         return mask
     inner: Any = None
@@ -394,7 +395,7 @@ def _without_repeats(mask: Any, facts: Mapping[Any, Any]) -> Any:
     is_dynamic = any(map(varies, shape))
     if is_dynamic and isinstance(line, Line) and line.step and line.base not in (None, mask):
         args = (line.base, [-1 if dim == line.axis else 1 for dim in range(-len(shape), 0)])
-        inner = inserted(mask, _aten.view.default, args, _narrow(value, {line.axis}))
+        inner = insert_call(mask, _aten.view.default, args, _narrow(value, {line.axis}))
     elif mask.target is _aten.expand.default or _is_same(mask):
         inner = args[0]
     elif value.dtype is torch.bool and mask.target in _AND and any(map(is_true, args)):
@@ -403,7 +404,7 @@ def _without_repeats(mask: Any, facts: Mapping[Any, Any]) -> Any:
         operands = tuple(_without_repeats(x, facts) for x in args)
         if operands != args:
             wide = {dim for x in operands if isinstance(x, Node) for dim in _wide(x)}
-            inner = inserted(mask, mask.target, operands, _narrow(value, wide))
+            inner = insert_call(mask, mask.target, operands, _narrow(value, wide))
     elif mask.target in _WHERE and is_true(args[0]):
         inner = args[1]
     if not isinstance(inner, Node) or len(shape_of(inner)) != len(shape_of(mask)):
@@ -414,7 +415,7 @@ def _without_repeats(mask: Any, facts: Mapping[Any, Any]) -> Any:
 
 
 def _narrow(value: torch.Tensor, wide: Container[int]) -> torch.Tensor:
-    """Return a fake tensor with size 1 in all dimensions but some."""
+    """Return a fake tensor with size 1 in all dimensions except ``wide``."""
     sizes = enumerate(value.shape, -value.dim())
     return new_fake(value, [size if dim in wide else 1 for dim, size in sizes])
 

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from lowerdeck.lowered_module._executorch import edge_operator
 from lowerdeck.lowered_module._torch_private import graph_pickler, new_fake_mode
 from lowerdeck.lowered_module.program.debug_handles import HANDLE
-from lowerdeck.lowered_module.program.edge_form import torchs_verifiers
+from lowerdeck.lowered_module.program.edge_form import aten_verifiers
 from lowerdeck.lowered_module.program.tags import AHEAD, DECISION, REJECT, REMARKS
 from lowerdeck.torch_base import (
     FakeTensor,
@@ -90,7 +90,7 @@ def _classes() -> tuple[Any, Any]:
 
         def reducer_override(self, obj: Any) -> Any:
             if isinstance(obj, ExportedProgram):
-                state = {**obj.__dict__, "_verifiers": torchs_verifiers(obj), "_module": None}
+                state = {**obj.__dict__, "_verifiers": aten_verifiers(obj), "_module": None}
                 return obj.__class__.__new__, (obj.__class__,), state
             if isinstance(obj, FakeTensorMode):
                 return _fake_mode, (self._unpickle_state,)

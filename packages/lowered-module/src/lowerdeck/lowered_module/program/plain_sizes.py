@@ -2,8 +2,8 @@
 
 Windowed attention pads an image to whole windows by ``(w - n % w) % w``. torch records the padded
 size as a sum, and dependent sizes as quotients of it, each with a separate bound: the size of a
-window, ``m // (m // w)``, seems to be as large as the image. Written as ``(n + w - 1) // w * w``
-it is ``w``.
+window, ``m // (m // w)``, is then bounded only by the size of the image. If ``m`` is written as
+``(n + w - 1) // w * w``, the window size simplifies to ``w``.
 """
 
 from __future__ import annotations

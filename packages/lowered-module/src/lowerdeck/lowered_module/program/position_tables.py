@@ -1,7 +1,8 @@
 """Replace relative-position biases by lookup tables.
 
-T5 and its relatives look up a bias by the bucket of each distance between positions, which a dozen
-operators compute. Sizes are bounded, and so are distances: a table stores the bias of each.
+T5 and similar models look up a bias by the bucket of each distance between positions, which a
+dozen operators compute. Sizes are bounded, and so are distances: a table stores the bias of each
+distance.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from lowerdeck.lowered_module.program.masks import (
     MOVES,
     SAME_NUMBERS,
     erase_unread,
-    inserted,
+    insert_call,
     range_of,
 )
 from lowerdeck.torch_base import Extent, MemoryMap, size_range, varies
@@ -42,9 +43,9 @@ class _Lookup(NamedTuple):
     """A lookup by a function of integers in a known range.
 
     Attributes:
-        root: The integers.
-        least: The smallest of them.
-        table: The result for each integer, from the smallest to the largest.
+        root: The node of the integers.
+        least: Lower bound of the integers.
+        table: The result for each integer, from the lower to the upper bound.
     """
 
     root: Node
@@ -74,12 +75,12 @@ def with_position_tables(
             # Shift one operand, which has the elements of one dimension.
             first, second = places.args[:2]
             shift = (first, lookup.least)
-            shifted = inserted(places, _aten.sub.Tensor, shift, first.meta["val"])
-            places = inserted(node, places.target, (shifted, second), value)
+            shifted = insert_call(places, _aten.sub.Tensor, shift, first.meta["val"])
+            places = insert_call(node, places.target, (shifted, second), value)
         elif lookup.least:
-            places = inserted(node, _aten.sub.Tensor, (places, lookup.least), value)
-        found = inserted(node, EMBEDDING, (table, places), node.meta["val"])
-        node.replace_all_uses_with(found)
+            places = insert_call(node, _aten.sub.Tensor, (places, lookup.least), value)
+        result = insert_call(node, EMBEDDING, (table, places), node.meta["val"])
+        node.replace_all_uses_with(result)
         erase_unread(copied.graph, [node])
     copied.graph_module.recompile()
     return copied
@@ -177,7 +178,7 @@ def _table(
 ) -> torch.Tensor | None:
     """Return the rows of a weight for each integer from ``least`` to ``most``.
 
-    None if they exceed ``_MOST_BYTES``, or the weight has too few rows.
+    The result is None if the rows exceed ``_MOST_BYTES``, or the weight has too few rows.
     """
     if (most - least + 1) * weight[:1].nbytes > _MOST_BYTES:
         return None

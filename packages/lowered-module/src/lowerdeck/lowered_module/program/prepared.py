@@ -40,7 +40,7 @@ class PortableProgram(ExportedProgram):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return our own pickled form, because torch cannot load programs with ``torch.cond``."""
+        """Return this package's pickled form: torch cannot load programs with ``torch.cond``."""
         tensors: list[torch.Tensor] = []
         return load_program, (dump_program(self, tensors), tensors)
 
@@ -90,11 +90,11 @@ class PreparedProgram(PortableProgram):
         """Return the eager module, the same one at every call.
 
         It runs this program's graph on flat arguments, without checking them.
-        ``ExportedProgram.module(program)`` creates torch's own, with its checks.
+        ``ExportedProgram.module(program)`` creates torch's module, which checks them.
 
         Args:
-            check_guards: As torch's, if torch's own module must be used: for a program with effect
-                tokens.
+            check_guards: As for ``ExportedProgram.module``; used only for programs with effect
+                tokens, which need torch's module.
         """
         if any(spec.kind == InputKind.TOKEN for spec in self.graph_signature.input_specs):
             return super().module(check_guards=check_guards)

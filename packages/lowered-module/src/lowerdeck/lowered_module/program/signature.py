@@ -91,7 +91,7 @@ def sub_program(
     call: Node,
     index: SignatureIndex,
 ) -> tuple[ExportedProgram, dict[str, InputSpec], dict[str, list[OutputSpec]]]:
-    """Return a partition as a program, and the specs that move from its owner to it.
+    """Return a partition as a program, and the specs that it takes over from its owner.
 
     The partition's inputs are its owned parameters, buffers, lifted constants and custom objects,
     then the arguments of its call; its outputs are mutations of owned buffers, then the values

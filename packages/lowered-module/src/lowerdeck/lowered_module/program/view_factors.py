@@ -110,7 +110,7 @@ def flat_sizes(factors: Factors) -> Sizes:
 
 
 def flat_dims(factors: Factors) -> list[list[int]]:
-    """Return the dimensions of the unmerged tensor that each merged dimension has."""
+    """Return the dimensions of the unmerged tensor that each dimension merges."""
     dims = iter(range(sum(map(len, factors))))
     return [[next(dims) for _ in factor] for factor in factors]
 

@@ -111,8 +111,8 @@ def product_factors(node: Node, factors: Mapping[Any, Factors]) -> Factors | Non
 def broadcast_factors(node: Node, factors: Mapping[Any, Factors]) -> Factors | None:
     """Return the factors of an elementwise result: those of its operand of the same shape.
 
-    None if another operand does not broadcast to the unmerged tensor: it has neither the same
-    factors, nor size 1 where several sizes are merged.
+    The result is None if another operand does not broadcast to the unmerged tensor: it has neither
+    the same factors, nor size 1 in each dimension that merges several sizes.
     """
     operands = node.all_input_nodes
     first = next((x for x in operands if x in factors and is_like(x, node)), None)
@@ -221,8 +221,8 @@ def find_factors(graph: Graph) -> dict[Node, Factors]:
 def _spares_views(factors: Factors) -> bool:
     """Return whether keeping the factors unmerged may make views unnecessary.
 
-    Not for the windows of Swin, whose batch merges three dynamic sizes: unmerged, they would leave
-    too few of XNNPACK's six dimensions for the heads of an attention.
+    It does not for Swin's windows, whose batch merges three dynamic sizes: unmerged, these would
+    leave too few of XNNPACK's six dimensions for the heads of an attention.
     """
     dynamic = [sum(map(varies, factor)) for factor in factors if any(map(varies, factor))]
     return sum(dynamic) >= SEVERAL and (dynamic != [_WINDOWS] or len(factors) < MATRIX)

@@ -55,7 +55,7 @@ class ConformanceReport:
         lines += [f"not run  {check}: {reason}" for check, reason in self.not_run.items()]
         note = "" if self.delegates else ": nothing was delegated, so nothing was tested"
         if self.delegates and self.not_run:
-            note = ", not run by a runtime: the numbers of the files are unchecked"
+            note = ", not run by a runtime: the results of the files are unchecked"
         lines.append(f"{counted(self.delegates, 'delegate')}{note}")
         return "\n".join(lines)
 
@@ -111,7 +111,7 @@ def check_backend(
         A report; ``print`` it for a list of checks.
 
     Raises:
-        LoweringError: A sample is another object.
+        LoweringError: A sample is neither a ``Sample`` nor ``(module, inputs)``.
 
     Example:
         >>> from lowerdeck.lowered_module.testing import RunPartitioner, generated
