@@ -56,4 +56,4 @@ def test_what_the_runtime_refuses_is_one_line(tmp_path: Path, shell: Any) -> Non
     emit(lowered).save(file)
     assert "in lowerdeck.runner, which emulates the runtime" in shell("run", file).out
     (line,) = shell("run", file, "--no-emulation", status=4).err.splitlines()
-    assert line.startswith(f"lowerdeck run: the official runtime refuses {file}: ")
+    assert line.startswith(f"lowerdeck run: the official runtime failed on {file}: ")

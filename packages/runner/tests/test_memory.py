@@ -148,7 +148,7 @@ def test_rows_of_rounds_before_stay_until_all_are_filled(build: Any, rounds: int
         m.ends([done, x], [result])
     program = load(build.program)
     program.method("apart")
-    with pytest.raises(MemoryPlanError, match=r"writes value 4 onto value 3, needed later"):
+    with pytest.raises(MemoryPlanError, match=r"writes value 4 onto value 3, which is read later"):
         program.method("onto")
 
 
@@ -159,7 +159,9 @@ def test_methods_must_agree_where_their_state_lies(build: Any) -> None:
         x, out = m.tensor([4]), m.tensor([4])
         add(m, state, x, out)
         m.ends([x], [out])
-    with pytest.raises(MemoryPlanError, match="'cache' has another offset than in method 'one'"):
+    with pytest.raises(
+        MemoryPlanError, match="'cache' has a different offset than in method 'one'"
+    ):
         load(build.program)
     load(build.program, memory="unchecked")
     tensor = build.program.execution_plan[1].values[0].val

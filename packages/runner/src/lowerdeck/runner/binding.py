@@ -31,12 +31,12 @@ def official_binding_name() -> str | None:
 
 
 def official_binding() -> dict[str, Any]:
-    """Return ExecuTorch's binding module as a dict; locate OpenVINO's library for it.
+    """Return ExecuTorch's binding module as a dict, after locating OpenVINO's library.
 
     Call it in a separate process: the runtime aborts on some files and registers its operators
     with torch. All names in the binding are private. ExecuTorch's public module (``portable_lib``)
-    imports all of exir for one warning class: 6 s instead of 0.2 s, and a failure if a dependency
-    is missing.
+    imports all of exir for one warning class, which takes 6 s instead of 0.2 s and fails if a
+    dependency of exir is missing.
 
     Raises:
         ModuleNotFoundError: executorch is not installed.

@@ -42,8 +42,8 @@ def make_bundle(
         program: The ``.pte`` file, its bytes, or the program itself.
         cases: For each method, the argument tuple of each test case.
         expected: For each method, a function that returns the expected results, such as the eager
-            model. By default this runner computes them: such cases compare a device with this
-            runner, not with the model.
+            model. By default this runner computes the results: cases then compare a device with
+            this runner, not with the model.
         data: The ``.ptd`` file of the program.
         backends: Runtimes of backends by id; they take precedence over installed ones.
 
@@ -80,7 +80,7 @@ def make_bundle(
                 count, results = len(results), pytree.tree_leaves(computed[name](*args))
                 if len(results) != count:
                     raise InputError(
-                        f"{where}: found {len(results)} results, expected the program's {count}"
+                        f"{where}: found {len(results)} results, the program returns {count}"
                     )
             expected_results = [
                 _bundled(value, f"{where}, result {i}") for i, value in enumerate(results)

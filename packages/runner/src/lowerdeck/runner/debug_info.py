@@ -53,7 +53,7 @@ class SourceFinder:
     """Map the instructions of one method to source locations.
 
     Args:
-        plan: The method; its stack traces are the fallback without maps.
+        plan: The method; without maps, the stack traces in its instructions are used.
     """
 
     def __init__(self, plan: ExecutionPlan, maps: DebugMaps | None) -> None:

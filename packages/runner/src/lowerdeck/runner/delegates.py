@@ -49,7 +49,7 @@ class BackendRuntime(Protocol):
         """Return the outputs of one call.
 
         Args:
-            inputs: Tensors alias the program's memory; do not write or keep them.
+            inputs: Tensors that alias the program's memory; do not write or keep them.
         """
         ...
 
@@ -103,7 +103,7 @@ class DelegateLog(Protocol):
         Args:
             identifier: Debug identifier, a key of the backend's debug map.
             start_ns: ``time.perf_counter_ns()`` at the start.
-            end_ns: The same at the end.
+            end_ns: ``time.perf_counter_ns()`` at the end.
             outputs: Results, if comparable with eager.
             label: The operator, such as ``"Conv2d"``.
             precision: Precision of the results, if below float32.
@@ -199,7 +199,7 @@ class Delegate:
             values: The number of inputs and outputs.
 
         Raises:
-            ProgramError: The runtime returns a number that is negative or larger.
+            ProgramError: The runtime returns a number that is negative or larger than ``values``.
         """
         count = self.runtime.input_count(self.handle)
         if not 0 <= count <= values:

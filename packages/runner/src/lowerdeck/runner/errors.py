@@ -47,7 +47,8 @@ class InputError(RunnerError, ValueError):
     """The inputs of a call do not match the method.
 
     Attributes:
-        argument: Name of the wrong argument, such as ``args[0]``; empty if their count is wrong.
+        argument: Name of the wrong argument, such as ``args[0]``; empty if the number of inputs is
+            wrong.
     """
 
     def __init__(self, message: str, *, argument: str = "") -> None:

@@ -38,8 +38,8 @@ class BoundChain(NamedTuple):
 
     Attributes:
         steps: Function of each instruction.
-        instructions: Effects of each.
-        follow: Possible successors of each; the length of the chain means the end.
+        instructions: Effects of each instruction.
+        follow: Possible successors of each instruction; the length of the chain is the end.
         jumps: Whether any instruction jumps.
     """
 

@@ -38,11 +38,11 @@ class LoadedMethod:
     Use one :meth:`LoadedProgram.clone` per thread.
 
     Args:
-        memory: Whether to check the memory plan, and to poison dead memory.
+        memory: See :func:`lowerdeck.runner.load`.
         debug: Debug maps of instructions.
         custom_kernels: Full names of additionally allowed operators.
         lock: Lock of the memory shared with other methods.
-        digest: Returns the method's digest for profiles.
+        digest: Returns the digest that identifies the method in profiles.
 
     Attributes:
         signature: Structure of inputs and outputs.
@@ -225,7 +225,7 @@ def read_signature(plan: ExecutionPlan) -> Signature:
 
 
 def _freed(plan: ExecutionPlan, frame: Frame) -> list[tuple[int, object]]:
-    """Return each freed register with its tensor, to restore at the next call."""
+    """Return each freed register with its tensor, which the next call restores."""
     return [
         (item.instr_args.value_index, frame.registers[item.instr_args.value_index])
         for chain in plan.chains

@@ -60,8 +60,8 @@ class OfficialRuntime:
         """Configure the runtime without starting it.
 
         Args:
-            extra_kernels: Load the wheel's kernels for language models and quantized programs, in
-                addition to the portable ones.
+            extra_kernels: Whether to load the wheel's kernels for language models and quantized
+                programs, in addition to the portable ones.
             patience: Timeout of a request, in seconds.
         """
         self._extra_kernels = extra_kernels
@@ -105,8 +105,8 @@ class OfficialRuntime:
 
         Args:
             data: The ``.ptd`` file of the program.
-            methods: Methods that share state, as in a C++ application. By default each method has
-                separate state, and ``data`` is allowed.
+            methods: Methods that share state, as in a C++ application; then ``data`` is not
+                supported. By default each method has separate state.
 
         Raises:
             OfficialRuntimeError: The runtime is not installed, rejects the file, or crashes.
@@ -162,9 +162,9 @@ class OfficialRuntime:
         finally:
             timer.cancel()
         if is_late.is_set():
-            failure = f"it did not answer within {self._patience:.0f} s"
+            failure = f"no response within {self._patience:.0f} s"
         if failure is not None:
-            raise OfficialRuntimeError(f"the official runtime refuses {self._file}: {failure}")
+            raise OfficialRuntimeError(f"the official runtime failed on {self._file}: {failure}")
         return answer
 
     def _end(self, process: subprocess.Popen[bytes]) -> str:
@@ -179,7 +179,7 @@ class OfficialRuntime:
 
 
 def serve() -> None:
-    """Answer requests from standard input until its end; runs in the other process."""
+    """Respond to requests on standard input until it ends; runs in the runtime's process."""
     # The runtime prints to standard output; answers use a copy of the descriptor.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -29,8 +29,8 @@ from lowerdeck.serializer import (
 from lowerdeck.torch_base import collector_held
 
 _LOADING = threading.RLock()
-"""Held while a method is loaded, because warning filters and the garbage collector, which are
-changed meanwhile, are process-wide. Reentrant: a delegate may load another program.
+"""Held while a method is loaded, which changes warning filters and the garbage collector of the
+process. Reentrant: a delegate may load another program.
 """
 
 
@@ -192,7 +192,8 @@ class LoadedProgram:
     def _shared_arena(self, number: int) -> Arena:
         """Return an arena with the initial state of all methods.
 
-        Otherwise loading a method could reset state that another one has written.
+        If each method initialized its state when loaded, it could reset state that another method
+        has written.
         """
         arena = Arena(self._state[number], shared=True)
         states = [
@@ -220,8 +221,8 @@ class LoadedProgram:
             blobs, at = self._program.backend_delegate_data, item.processed
             if at.location != DataLocation.INLINE or not 0 <= at.index < len(blobs):
                 raise ProgramError(
-                    f"delegate {number}: found payload {at.index} in {at.location.name}, expected "
-                    f"one of the program's {len(blobs)} payloads in INLINE"
+                    f"delegate {number}: found payload {at.index} in {at.location.name}; expected "
+                    f"an index below {len(blobs)} in INLINE"
                 )
             delegates.append(
                 Delegate(

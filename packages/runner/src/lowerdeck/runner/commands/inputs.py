@@ -81,7 +81,7 @@ def _one(value: object, text: str, generator: torch.Generator) -> Any:
 def _filled(
     value: Tensor, fill: str, shape: str, name: str, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return a filled tensor of the file's dtype and layout; by default of the largest shape."""
+    """Return a filled tensor with the dtype, layout and (by default) maximum shape of a value."""
     if shape and not _SHAPE.fullmatch(shape):
         raise InputError(f"{name}: invalid shape; expected one such as 2x3", argument=name)
     sizes = [int(size) for size in shape.split("x")] if shape else list(value.sizes)

@@ -60,8 +60,8 @@ class RunCommand:
 
         Raises:
             RunnerError: The file cannot be run with these inputs.
-            lowerdeck.inspect.CommandError: A file cannot be read or written, or an output path is
-                also another argument.
+            lowerdeck.inspect.CommandError: A file cannot be read or written, or an output is the
+                same file as another argument.
         """
         check_paths(
             read=[
@@ -135,7 +135,7 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _print_inputs(values: Sequence[object]) -> None:
-    """Print the dtype and sizes of each tensor: dynamic sizes default to their maximum."""
+    """Print the dtype and sizes of each input; dynamic sizes default to their maximum."""
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     if tensors:
         say(f"inputs: {', '.join(map(shape_text, tensors))}")

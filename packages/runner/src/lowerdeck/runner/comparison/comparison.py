@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from lowerdeck.runner.comparison.following import Following
-from lowerdeck.runner.comparison.pairing import EagerOp, by_node, record_nodes, tensors_of
+from lowerdeck.runner.comparison.following import ReferenceRun
+from lowerdeck.runner.comparison.pairing import EagerOp, pair_last_events, record_nodes, tensors_of
 from lowerdeck.runner.comparison.quanta import Expected, expected_of
 from lowerdeck.runner.debug_info import SourceLocation
 from lowerdeck.runner.errors import InputError
@@ -26,8 +26,8 @@ class Difference:
     Attributes:
         instruction: Index of the instruction, or -1 for an output of the method.
         name: The called operator, or ``output 0``.
-        place: Source location, as far as known.
-        eager_name: The corresponding operator in eager.
+        place: Source location; unknown parts are empty.
+        eager_name: Name of the corresponding operator in eager, or "".
         largest: The largest absolute difference; infinite if only one of two numbers is NaN.
         label: Operator in a delegate, such as ``Conv2d``, if the backend's runtime reports it.
     """
@@ -96,12 +96,12 @@ def compare(
     """Return the differences between a program and its source model.
 
     Both run once on the same inputs; each instruction's result is compared with that of its node
-    in the exported program. Results without one, such as parts of a decomposition, are listed as
-    unmatched; so are all instructions of a program loaded without ``debug=``.
+    in the exported program. Results without a node, such as parts of a decomposition, are listed
+    as unmatched; so are all instructions of a program loaded without ``debug=``.
 
-    8-bit delegates may differ from eager by one quantization step, and saturate where eager does.
-    Each operator is compared with eager on the program's own inputs, so that upstream rounding is
-    not attributed to it.
+    Results of 8-bit delegates may differ from eager by one quantization step, and must saturate at
+    eager's limits. Each operator is compared with eager on the program's own inputs, so that
+    upstream rounding is not attributed to it.
 
     Args:
         program: Its mutable state advances by one call.
@@ -136,16 +136,16 @@ def compare(
         else torch.export.export(eager_model, tuple(map(_copied, inputs)), dict(keywords))
     )
     expected, ops = record_nodes(exported, list(map(_copied, inputs)), keywords)
-    pairs = by_node(profile.events, ops)
+    pairs = pair_last_events(profile.events, ops)
     if any(event.precision is not None for event in profile.events) and pairs:
-        following = Following(
+        reference = ReferenceRun(
             exported,
             profile.events,
             pairs,
             lambda found, right: _distance(found, right, rtol, atol) is None,
         )
-        following.run(list(map(_copied, inputs)), keywords)
-        expected_values, expected, used = following.expected, following.outputs, following.used
+        reference.run(list(map(_copied, inputs)), keywords)
+        expected_values, expected, used = reference.expected, reference.outputs, reference.used
     differences, compared = [], 0
     for event, op in pairs:
         for result, right in _values(event, op, expected_values.get(op.node)):
@@ -183,14 +183,14 @@ def _values(
 
 
 def _in_shape_of(result: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return ``value``, reshaped like ``result`` if the element counts agree."""
+    """Return ``value``, reshaped like ``result`` if they have equally many elements."""
     if result.shape == value.shape or result.numel() != value.numel():
         return value
     return value.reshape(result.shape)
 
 
 def _distance(result: torch.Tensor, right: Expected, rtol: float, atol: float) -> float | None:
-    """Return the largest absolute difference if beyond the tolerance, else None."""
+    """Return the largest absolute difference if it exceeds the tolerance, else None."""
     expected = _in_shape_of(result, right.value)
     if result.shape != expected.shape:
         return float("inf")

@@ -23,8 +23,8 @@ from lowerdeck.torch_base import storage_identity
 Agrees = Callable[[torch.Tensor, Expected], bool]
 
 
-class Following:
-    """Run an exported program, with correct results replaced by another program's.
+class ReferenceRun:
+    """Run an exported program, with correct results replaced by those of another program.
 
     Each operator then reads the other program's values, and differs only by its own error.
     Otherwise a value near a rounding boundary would cause a difference of one step, and of several
@@ -33,12 +33,12 @@ class Following:
     Args:
         events: Events of the other program.
         pairs: The event of each node.
-        agrees: Returns whether a tensor equals the expected one.
+        agrees: Returns whether a tensor equals the expected one within the tolerance.
 
     Attributes:
         expected: Expected results of the paired event, by node name.
         outputs: The results of the exported program, in order.
-        used: Events whose rounding replaced that of a node.
+        used: Events whose rounded values replaced those of a node.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class Following:
         return value.to(result.dtype, copy=True)
 
     def _rounded_as(self, result: torch.Tensor) -> torch.Tensor:
-        """Return the other program's rounding of ``result``, or ``result`` if it has none.
+        """Return the other program's rounding of ``result``, or ``result`` if no event matches.
 
-        Both choose scales at run time, eager perhaps per tensor and the other program per row, so
-        only the values identify the event.
+        Scales are chosen at run time, in eager possibly per tensor and in the other program per
+        row, so an event is matched by its values.
         """
         slack = step_at_run_time(result) * (1 + 1e-4)
         for event in self._rounding_events:

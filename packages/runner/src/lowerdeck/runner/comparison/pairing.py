@@ -83,7 +83,7 @@ def tensors_in(result: object) -> tuple[torch.Tensor, ...]:
     return ()
 
 
-def by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
+def pair_last_events(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
     """Return pairs of each node and its last event, if their shapes agree.
 
     An earlier event may be an intermediate result of equal shape, such as the softmax of an
@@ -100,10 +100,10 @@ def by_node(events: Sequence[Event], ops: Sequence[EagerOp]) -> list[Pair]:
         if op is not None and tensors_of(event.values):
             last.pop(op.node, None)  # keep the order of last events
             last[op.node] = event, op
-    return [pair for pair in last.values() if _gives_shapes(*pair)]
+    return [pair for pair in last.values() if _shapes_agree(*pair)]
 
 
-def _gives_shapes(event: Event, op: EagerOp) -> bool:
+def _shapes_agree(event: Event, op: EagerOp) -> bool:
     """Return whether an event's leading results have the shapes of an operator's."""
     values, expected = tensors_of(event.values)[: len(op.values)], op.values
     return bool(expected) and list(map(_rows, values)) == list(map(_rows, expected))

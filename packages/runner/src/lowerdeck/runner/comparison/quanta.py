@@ -49,7 +49,7 @@ def expected_of(event: Event, value: torch.Tensor, node: fx.Node | None = None) 
     """Return the expected result of an event for eager's ``value``.
 
     Events with integer results include the rounding of eager's later quantize node. Eager's scale
-    and limits are used if known, because a program with others is wrong.
+    and limits are used if known, because a program with other ones is wrong.
 
     Args:
         node: The event's node, if eager is an exported program.
@@ -70,7 +70,7 @@ def grid_of(event: Event, node: fx.Node | None = None) -> Grid | None:
     """Return the quantization of an event's result, or None for floats.
 
     Args:
-        node: The event's node; a quantize node, itself or a user, determines the expected scale.
+        node: The event's node; if the node or a user quantizes, that call determines the scale.
     """
     precision = event.precision
     if precision is None or precision.step is None:
@@ -100,7 +100,7 @@ def step_at_run_time(numbers: torch.Tensor) -> float:
     """Return the 8-bit quantization step for a scale chosen at run time.
 
     Args:
-        numbers: Values quantized per tensor; steps per row are not larger.
+        numbers: Values quantized per tensor; a step per row is not larger.
     """
     if not numbers.numel():
         return 0.0

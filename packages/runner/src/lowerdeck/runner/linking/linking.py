@@ -69,7 +69,7 @@ class Linker:
             item.op_index for code in self._code for item in code if isinstance(item, KernelCall)
         }
         if any(not 0 <= index < len(operators) for index in used):
-            raise ProgramError(f"found operator {max(used)}, the method has {len(operators)}")
+            raise ProgramError(f"found operator {max(used)}; the method has {len(operators)}")
         custom = self._custom_kernels
         kernels = [find_kernel(item.name, item.overload, custom) for item in operators]
         missing = sorted({operators[index].full_name for index in used if kernels[index] is None})
@@ -167,13 +167,13 @@ class Linker:
         frame = self._frame
         value = frame.values[condition]
         if destination < 0:
-            raise ProgramError(f"the jump target is {destination}")
+            raise ProgramError(f"the jump target is {destination}; expected 0 or more")
         if isinstance(value, Tensor):
             _, spec = frame.tensor(condition, "a condition")
             if spec.dtype is not torch.bool:
                 raise ProgramError(f"the condition is a tensor of {spec.dtype}; expected bool")
         elif not isinstance(value, Bool):
-            raise ProgramError(f"the condition is a {type(value).__name__}")
+            raise ProgramError(f"the condition is a {type(value).__name__}; expected a Bool")
         registers = frame.registers
         return lambda: None if _truth(registers[condition]) else destination
 
@@ -196,8 +196,8 @@ def _missing_text(missing: Sequence[str], custom: Collection[str]) -> str:
         )
     names = "".join(f", {name!r}" for name in missing)[2:]
     return (
-        f"no kernel for {', '.join(missing)}: files may call operators that the ExecuTorch "
-        f"runtime has kernels for; for a kernel of your own, import its library and pass "
+        f"no kernel for {', '.join(missing)}: files may call only operators with a kernel in the "
+        f"ExecuTorch runtime; for a kernel of your own, import its library and pass "
         f"load(..., custom_kernels={{{names}}})"
     )
 
@@ -235,5 +235,5 @@ def _truth(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return bool(value.all().item())
     if not isinstance(value, bool):
-        raise TypeError(f"the condition is a {type(value).__name__}")
+        raise TypeError(f"the condition is a {type(value).__name__}; expected a bool")
     return value

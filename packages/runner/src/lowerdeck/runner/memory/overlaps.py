@@ -197,7 +197,7 @@ class MemoryPlan:
                 for other, range_ in self.ranges.items()
                 if blocking >> self.groups.of(other) & 1 and overlap(where, range_)
             )
-            self._fail(at, f"writes value {index} onto value {other}, needed later")
+            self._fail(at, f"writes value {index} onto value {other}, which is read later")
 
     def _groups_at(self, where: Range) -> Bits:
         """Return the groups that overlap a range."""

@@ -77,7 +77,7 @@ class TorchKernel(NamedTuple):
 
     Attributes:
         name: Full name, such as ``aten::add.out``.
-        call: The function; takes out arguments by name.
+        call: The function; it takes out arguments by name.
         arguments: Arguments in schema order.
         in_place: Positions of arguments that may share memory with the result.
     """
@@ -89,7 +89,7 @@ class TorchKernel(NamedTuple):
 
 
 class ScalarKernel(NamedTuple):
-    """Operator with a number as result, which goes to one more value."""
+    """Operator that returns a number, which is stored in the value after the arguments."""
 
     name: str
     call: Callable[..., Any]

@@ -78,7 +78,7 @@ def in_range(value: Scalar) -> Scalar:
     """Check that ``value`` fits in a 64-bit integer or a double, and return it.
 
     Raises:
-        OverflowError: An integer exceeds 64 bits; the runtime would wrap around.
+        OverflowError: An integer exceeds 64 bits, for which the runtime would wrap around.
     """
     if isinstance(value, int) and not _INT64_MIN <= value <= _INT64_MAX:
         raise OverflowError(f"{value} does not fit in 64 bits")

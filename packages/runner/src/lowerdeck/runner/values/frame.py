@@ -75,7 +75,7 @@ class Frame:
             use: Purpose, for the message.
 
         Raises:
-            ProgramError: It is out of range.
+            ProgramError: ``index`` is out of range.
         """
         if not 0 <= index < len(self.values):
             raise ProgramError(f"{use} is value {index}; there are {len(self.values)} values")

@@ -15,7 +15,7 @@ from lowerdeck.runner.values.tensors import Origin, TensorSpec
 from lowerdeck.torch_base import pytree
 
 MAX_TEXT = 1 << 20
-"""Limit of a serialized structure, in characters: some 18,000 leaves of 56 each."""
+"""Limit of a serialized structure, in characters: about 18,000 leaves of 56 characters."""
 MAX_DEPTH = 32
 _LONGEST_KEY = 100
 _SEQUENCES = ("builtins.tuple", "builtins.list")
@@ -58,7 +58,7 @@ class Signature:
             kwargs: Keyword inputs of the model.
 
         Raises:
-            InputError: Neither the number nor the structure of the inputs matches.
+            InputError: Neither the number nor the structure of the inputs matches the method.
         """
         if not kwargs and len(args) == self._count and all(map(_is_leaf, args)):
             return list(args)

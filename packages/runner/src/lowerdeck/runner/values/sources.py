@@ -90,7 +90,8 @@ class ProgramData:
         """Return the bytes of the external tensor ``name``.
 
         Raises:
-            ProgramError: The ``.ptd`` is missing, lacks the tensor or has a different one.
+            ProgramError: The ``.ptd`` is missing, lacks the tensor, or has it with another dtype
+                or shape.
         """
         if name not in self._external:
             others = (
