@@ -97,7 +97,11 @@ REFUSED = [
     (lambda x: x.to(torch.int64), (numbers(3),), "computes int64"),
     (lambda x: x + torch.ones(3, dtype=torch.int32), (numbers(3),), "another dtype"),
     (lambda x: torch.nn.functional.pad(x, (1, 1), mode="circular"), (numbers(1, 2, 3),), "circ"),
-    (lambda x: aten.upsample_bilinear2d.vec(x, None, False, [1.3, 1.3]), (IMAGE,), "whole sizes"),
+    (
+        lambda x: aten.upsample_bilinear2d.vec(x, None, False, [1.3, 1.3]),
+        (IMAGE,),
+        "integer sizes",
+    ),
     (torch.erfinv, (numbers(3),), "no such operator"),
     (lambda x: x.sum(0), (numbers(3),), "no dimensions"),
     (lambda x, y: x * y, (numbers(3), torch.tensor(2.0)), "no dimensions"),

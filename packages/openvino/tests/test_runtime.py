@@ -107,7 +107,7 @@ def test_a_device_that_is_not_there(blob: bytes) -> None:
     ("inputs", "message"),
     [
         ([], "found 0 inputs; expected 1"),
-        ([numbers(3, 2)], r"tensor of \[2,3\]; found a torch.float32 tensor of \(3, 2\)"),
+        ([numbers(3, 2)], r"of shape \[2,3\]; found a torch.float32 tensor of shape \(3, 2\)"),
         ([numbers(2, 3).half()], "must be a torch.float32 tensor"),
         ([7], "found a int"),
     ],

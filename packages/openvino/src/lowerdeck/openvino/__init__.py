@@ -1,7 +1,7 @@
 """Compile programs with OpenVINO for the official runtime's delegate, and run the payloads.
 
-The compiler and the runtime are imported lazily: importing this package registers neither, so
-a process that only runs files uses ExecuTorch's backend of the same id.
+The compiler and the runtime are imported lazily. Importing this package registers neither, so that
+ExecuTorch's backend of the same id stays available in the process.
 """
 
 from __future__ import annotations

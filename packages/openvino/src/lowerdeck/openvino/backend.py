@@ -43,12 +43,12 @@ class OpenvinoPartitioner(DeclarativePartitioner):
 
     Args:
         device: OpenVINO's device for the payloads, such as ``"CPU"`` or ``"GPU.1"``.
-        keep_precision: Whether float32 operators compute in float32. If not, the device chooses,
-            as with ExecuTorch's backend: CPUs with bfloat16 use it, up to twice as fast, with
-            errors of up to 1 % of the largest result.
+        keep_precision: Whether float32 operators compute in float32. If not, the device chooses
+            the precision, as with ExecuTorch's backend: CPUs that support bfloat16 use it, which
+            is up to twice as fast, with errors of up to 1 % of the largest result.
         dynamic_sizes: Whether to delegate tensors of dynamic sizes. The official runtime up to 1.5
-            ignores the actual size of a result and returns all of its memory: only
-            ``lowerdeck.runner`` runs these files correctly.
+            ignores the actual size of a result and returns all of its memory, so only
+            ``lowerdeck.runner`` runs such files correctly.
         min_nodes: Smallest number of nodes in a partition.
     """
 

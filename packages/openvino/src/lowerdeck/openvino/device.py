@@ -25,7 +25,7 @@ def core() -> openvino.Core:
 
 
 def device_of(compile_specs: Mapping[str, bytes]) -> str:
-    """Return the device in the compile specs, CPU by default.
+    """Return the device named in the compile specs; ``CPU`` by default.
 
     Raises:
         DeviceError: The device is not available.
@@ -35,8 +35,8 @@ def device_of(compile_specs: Mapping[str, bytes]) -> str:
     available = core().available_devices
     if name.partition(".")[0] not in available:
         raise DeviceError(
-            f"found device {name!r}; expected one of {', '.join(available)}: payloads are "
-            "compiled on the device that runs them"
+            f"found device {name!r}; expected one of {', '.join(available)}: compile on a machine "
+            "with the device that runs the payload"
         )
     return name
 

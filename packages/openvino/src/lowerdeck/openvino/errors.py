@@ -10,7 +10,7 @@ class DeviceError(OpenvinoError, ValueError):
 
 
 class BlobError(OpenvinoError, ValueError):
-    """The payload of a delegate is damaged, or was compiled by another version of OpenVINO."""
+    """A delegate's payload is damaged, or was compiled by another version of OpenVINO."""
 
 
 class DelegateInputError(OpenvinoError, ValueError):

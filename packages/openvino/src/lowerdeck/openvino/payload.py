@@ -21,7 +21,8 @@ HEADER = struct.Struct("<6Q")
 _VERSION = struct.Struct("<8sIQ")
 """Prefix of the header since OpenVINO 2026: magic, a number and the length of a version string.
 
-The string follows, with version and instruction set. Header offsets are relative to its end.
+The version string follows, which includes the instruction set. Header offsets are relative to the
+end of the string.
 """
 _VERSION_MARK = b"RR_UPCVO"
 # OpenVINO XORs the text with these bytes.
@@ -47,11 +48,11 @@ _Port = tuple[str, str]
 def decode_payload(blob: memoryview) -> PayloadGraph:
     """Return the graph of a ``CPU`` payload.
 
-    Operators are those after OpenVINO's fusions; kernels are selected on the machine that runs the
-    payload.
+    The operators are those after OpenVINO's fusions. Kernels are not included, because the machine
+    that runs the payload selects them.
 
     Raises:
-        BlobError: The payload is damaged, or of another device or an unknown version.
+        BlobError: The payload is damaged, or is for another device or from an unknown version.
     """
     return _read(blob, _Reader.graph)
 
@@ -60,7 +61,7 @@ def operator_numbers(blob: memoryview) -> dict[str, int]:
     """Return the index of each operator in ``decode_payload``'s order, by name.
 
     Raises:
-        BlobError: The payload is damaged, or of another device or an unknown version.
+        BlobError: The payload is damaged, or is for another device or from an unknown version.
     """
     return _read(blob, _Reader.numbers)
 
@@ -88,7 +89,7 @@ def xor_text(text: bytes) -> bytes:
     """Return XOR-obfuscated text as plain text, or vice versa.
 
     Args:
-        text: Starts at a multiple of 12 bytes, the key length.
+        text: Text that starts at a multiple of the key length, 12 bytes.
     """
     key = (_KEY * (len(text) // len(_KEY) + 1))[: len(text)]
     number = int.from_bytes(text, "little") ^ int.from_bytes(key, "little")
@@ -116,8 +117,8 @@ def _parts(blob: memoryview) -> tuple[int, int, int]:
     if not begins_with_text(blob):
         raise BlobError(
             f"found a payload of {len(blob)} bytes that begins with {bytes(blob[:8])!r}; expected "
-            "one of OpenVINO's device CPU, of version 2025.4 to 2026.4: only drivers can open "
-            "payloads of other devices"
+            "one for the device CPU, from OpenVINO 2025.4 to 2026.4: only drivers can open "
+            "payloads for other devices"
         )
     _, _, place, constants, begin, text = HEADER.unpack_from(blob)
     if place + constants > begin:
@@ -217,7 +218,7 @@ class _Reader:
         """Handle the start of an operator."""
         self._layer = _Layer(about["type"], about["name"])
         if about["id"] in self._layers:
-            raise ValueError(f"two operators with the number {about['id']!r}")
+            raise ValueError(f"found two operators with the number {about['id']!r}")
         self._layers[about["id"]] = self._layer
 
     def record_attributes(self, about: dict[str, str]) -> None:

@@ -1,9 +1,9 @@
 """Precision marks in payloads.
 
 The official runtime imports payloads without settings, so CPUs with bfloat16 would compute float32
-in bfloat16. Exports contain no settings, but precision marks of operators. Fusions during
-compilation, such as of a convolution and a batch norm, drop the marks, so they are written to the
-fused operators in the payload.
+in bfloat16. Payloads contain no settings, but operators in them may have precision marks. Fusions
+during compilation, such as of a convolution and a batch norm, drop the marks. Therefore the marks
+are written to the fused operators in the payload.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _MARK = {"name": "precise", "version": "0"}
 def rounded_to_float16(value: Output) -> Output:
     """Return float32 values rounded to float16 precision.
 
-    OpenVINO computes float16 in float32 there, so it removes conversions to float16 and back.
+    If OpenVINO keeps float32 precision, it also computes float16 operators in float32 and removes
+    conversions to float16 and back. Therefore the rounding is computed explicitly.
     """
 
     def number(value: float) -> Output:

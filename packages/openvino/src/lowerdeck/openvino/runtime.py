@@ -49,7 +49,7 @@ class OpenvinoRuntime:
         """Return an imported payload.
 
         Args:
-            blob: A payload of our backend or of ExecuTorch's.
+            blob: A payload from this package's backend or from ExecuTorch's.
 
         Raises:
             BlobError: The payload is damaged, or was compiled by another version of OpenVINO.
@@ -63,7 +63,7 @@ class OpenvinoRuntime:
         except RuntimeError as error:
             raise BlobError(
                 f"openvino {openvino.__version__} cannot import a payload of {len(blob)} bytes: "
-                f"it is damaged, or was compiled by another version; {_last_line(error)}"
+                f"it is damaged, or was compiled by another version: {_last_line(error)}"
             ) from error
         return LoadedPayload(compiled, compiled.create_infer_request(), blob, device)
 
@@ -91,8 +91,9 @@ class OpenvinoRuntime:
         Fused operators and results are not logged.
 
         Args:
-            log: Called with the operator's index in the payload, or the name of device work, start
-                and end in nanoseconds, no outputs, and the operator's name with its kernel.
+            log: Called with the identifier, start and end in nanoseconds, no outputs, and the
+                operator's name with its kernel. The identifier is the operator's index in the
+                payload, or the name of other device work.
 
         Returns:
             New tensors, in order.
@@ -150,11 +151,11 @@ def _check(number: int, tensor: object, port: openvino.ConstOutput) -> None:
     )
     if not fits:
         actual = (
-            f"a {tensor.dtype} tensor of {tuple(tensor.shape)}"
+            f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)}"
             if isinstance(tensor, torch.Tensor)
             else f"a {type(tensor).__name__}"
         )
         raise DelegateInputError(
-            f"input {number} must be a {dtype} tensor of {port.get_partial_shape()}; "
+            f"input {number} must be a {dtype} tensor of shape {port.get_partial_shape()}; "
             f"found {actual}"
         )

@@ -92,7 +92,7 @@ class Translation(DeclarativeBackend):
 
         Args:
             node: The visited node, or a ``getitem`` of it.
-            output: OpenVINO's operator, or one of its outputs.
+            output: An OpenVINO operator, or one of its outputs.
         """
         value = output.output(0) if isinstance(output, openvino.Node) else output
         # Keep existing names.

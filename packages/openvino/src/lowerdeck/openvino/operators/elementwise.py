@@ -75,7 +75,7 @@ _LOGIC: dict[str, Callable[[Output, Output], openvino.Node]] = {
 
 
 def _forms(names: Iterable[str], *overloads: str) -> list[str]:
-    """Return the operators' names with overloads, and those of in-place variants."""
+    """Return the full names of operators and of their in-place variants."""
     forms = []
     for name in names:
         short = name.partition(".")[2]
@@ -114,7 +114,7 @@ def _same_dtype(node: Node) -> bool | str:
 
 
 def _compared(node: Node) -> bool | str:
-    """Reject int32 with a scalar that float32, the dtype of the comparison, cannot represent."""
+    """Reject int32 operands that float32, in which OpenVINO compares them, cannot represent."""
     arguments = arguments_of(node)
     sides = arguments["self"], arguments["other"]
     dtypes = {tensor_of(side).dtype for side in sides if isinstance(side, Node)}

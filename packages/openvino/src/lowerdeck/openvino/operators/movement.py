@@ -63,7 +63,7 @@ def _conversion(node: Node) -> bool | str:
 
 
 def _asserted(node: Node) -> bool | str:
-    """Accept ``_assert_tensor_metadata``: dtypes of a partition's inputs are fixed."""
+    """Accept ``_assert_tensor_metadata``: it always holds, as a partition's dtypes are fixed."""
     dtype = tensor_of(node.all_input_nodes[0]).dtype
     return dtype in TYPES or f"dtype {dtype} is not supported"
 
@@ -76,24 +76,24 @@ def _is_table_supported(node: Node) -> bool | str:
 
 
 def _sizes(node: Node) -> list[tuple[Any, Any]]:
-    """Return pairs of sizes of a tensor and its index."""
+    """Return the sizes of a gathered tensor and of its index, as pairs by dimension."""
     arguments = arguments_of(node)
     shapes = tensor_of(arguments["self"]).shape, tensor_of(arguments["index"]).shape
     return list(zip(*shapes, strict=True))
 
 
 def _gathered(node: Node) -> bool | str:
-    """Accept a ``gather`` whose other dimensions are static or equal to the index's."""
+    """Accept ``gather`` if the other dimensions are static or have equal sizes in the index."""
     axis = axis_of(node, arguments_of(node)["dim"])
     for dim, sizes in enumerate(_sizes(node)):
         is_static = all(isinstance(size, int) for size in sizes)
         if dim != axis and not is_static and str(sizes[0]) != str(sizes[1]):
-            return f"dimension {dim} has size {sizes[0]}, its index {sizes[1]}: make both static"
+            return f"dimension {dim} has size {sizes[0]}, the index {sizes[1]}: make both static"
     return _is_table_supported(node)
 
 
 def _one_index(node: Node) -> bool | str:
-    """Accept an integer index of one dimension; masks give data-dependent sizes."""
+    """Accept indexing one dimension by integers; results of masks have data-dependent sizes."""
     indices = [index for index in arguments_of(node)["indices"] if index is not None]
     if len(indices) != 1 or tensor_of(indices[0]).dtype not in (torch.int32, torch.int64):
         return "it does not index one dimension with integers"
@@ -120,8 +120,8 @@ class Movement(Translation):
     def squeezed(self, part: PartitionView, node: Node) -> None:
         """Visit ``squeeze``.
 
-        With dynamic sizes, OpenVINO infers a wrong shape for a channel shuffle and fails to
-        compile it: a gather is used instead.
+        With dynamic sizes a gather is used, because OpenVINO infers a wrong shape for the squeeze
+        in a channel shuffle and fails to compile it.
         """
         arguments = arguments_of(node)
         sizes = tensor_of(arguments["self"]).shape

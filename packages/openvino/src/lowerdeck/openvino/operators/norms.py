@@ -39,7 +39,7 @@ class Norms(Translation):
     """Batch, layer, group, RMS and weight norms."""
 
     def give_first(self, part: PartitionView, node: Node, output: openvino.Node) -> None:
-        """Record the value of a node, or of its first result."""
+        """Record the value of a node, or of the first of its results."""
         if isinstance(node.meta["val"], torch.Tensor):
             self.give(part, node, output)
         elif (first := part.parts(node)[0]) is not None:

@@ -84,7 +84,7 @@ def _larger_than_image(node: Node) -> bool:
 
 
 def _exceeds_padding(arguments: dict[str, Any]) -> bool:
-    """Return whether windows of an average may extend beyond counted padding."""
+    """Return whether windows of an average pool may extend beyond its counted padding."""
     border = any(_per_dim(arguments["padding"], 1))
     return border and bool(arguments["ceil_mode"] and arguments.get("count_include_pad"))
 
@@ -105,7 +105,7 @@ def _resized(node: Node) -> bool | str:
     if factors is None or "nearest" in operator_name(node):
         return True
     exact = all(a * f == b for a, f, b in zip(source, factors, target, strict=True))
-    return exact or "its factors do not result in whole sizes"
+    return exact or "its scale factors do not give integer sizes"
 
 
 class Windows(Translation):
@@ -283,7 +283,7 @@ class Windows(Translation):
 
 
 def _rounding(arguments: dict[str, Any]) -> str:
-    """Return the rounding of the window count; in torch no window starts in the padding."""
+    """Return OpenVINO's rounding of the window count; no window starts in the end padding."""
     return "ceil_torch" if arguments["ceil_mode"] else "floor"
 
 
@@ -314,7 +314,7 @@ def _nearest(source: int, target: int, factor: float | None) -> torch.Tensor:
 
 
 def _nearest_of_openvino(source: int, target: int) -> torch.Tensor:
-    """Return the indices that OpenVINO selects: it divides by a rounded factor."""
+    """Return the indices that OpenVINO selects, which divides by a rounded factor."""
     factor = torch.tensor(float(target)) / source
     places = torch.arange(target, dtype=torch.float32)
     return (places if source == target else places / factor).long().clamp(max=source - 1)
