@@ -1,7 +1,7 @@
 """References to ExecuTorch's modules.
 
 ExecuTorch's modules are looked up in ``sys.modules`` at each use, because code that uses exir's
-classes has imported them. Only ``new_record`` imports one.
+classes has imported them. Only ``new_record`` imports an ExecuTorch module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _RECORDS = "executorch.devtools.etrecord"
 
 
 def manager_class(name: str) -> Any:
-    """Return exir's manager class of a name, or None if not loaded.
+    """Return exir's manager class called ``name``, or None if exir is not loaded.
 
     Args:
         name: Class name, such as ``EdgeProgramManager``.
@@ -27,7 +27,7 @@ def manager_class(name: str) -> Any:
 
 
 def file_classes() -> Any:
-    """Return exir's schema module, or None if not loaded."""
+    """Return exir's schema module, or None if it is not loaded."""
     return sys.modules.get(_SCHEMA)
 
 
@@ -46,8 +46,8 @@ def quantized_fusions() -> Any:
         ) from None
 
 
-def is_exirs(kind: object) -> bool:
-    """Return whether a class, function or object's class is defined in ExecuTorch.
+def is_from_executorch(kind: object) -> bool:
+    """Return whether ``kind``, or the class of ``kind``, is defined in ExecuTorch.
 
     Args:
         kind: A class, function or object.
@@ -60,7 +60,7 @@ def is_exirs(kind: object) -> bool:
 def new_record() -> Any:
     """Return an empty ``ETRecord`` of ExecuTorch's devtools.
 
-    The only import of ExecuTorch in this package, for ``generate_etrecord=True``.
+    This is the only import of ExecuTorch in this package, used for ``generate_etrecord=True``.
 
     Raises:
         SettingError: The devtools are not installed.

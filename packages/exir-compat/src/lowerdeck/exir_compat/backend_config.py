@@ -1,4 +1,4 @@
-"""exir's settings of emission and files, and their conversion."""
+"""exir's settings of emission and files, and their conversion to Lowerdeck's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lowerdeck.emitter import EmitConfig, MemoryPlanner, one_memory
-from lowerdeck.exir_compat._executorch import is_exirs, quantized_fusions
+from lowerdeck.exir_compat._executorch import is_from_executorch, quantized_fusions
 from lowerdeck.exir_compat.errors import SettingError, SettingWarning
 
 # exir's default stem of the file of external constants.
@@ -52,24 +52,26 @@ class MemoryPlanningPass:
 class ExecutorchBackendConfig:
     """Settings of ``to_executorch``, with exir's names.
 
-    Fields that are not listed here are ignored, with a :class:`SettingWarning` unless default:
-    size bounds are those of ``torch.export``, views and in-place writes are used where safe, and
-    memory is on the CPU.
+    Fields that are not listed here are ignored, with a :class:`SettingWarning` for values other
+    than the default: size bounds are those of ``torch.export``, views and in-place writes are used
+    where safe, and memory is on the CPU.
 
     Attributes:
         passes: Run on each method's program before emission, in ATen operators.
         memory_planning_pass: A :class:`MemoryPlanningPass` or an object with its attributes, or a
-            mapping by method, whose allocation settings may differ.
+            mapping of these by method; only ``alloc_graph_input`` and ``alloc_graph_output`` may
+            differ between methods.
         emit_stacktrace: Whether instructions have stack traces of the user's code.
         extract_delegate_segments: Whether delegate blobs are segments, which can be freed.
         segment_alignment: Alignment of segments in bytes.
         constant_tensor_alignment: Alignment of constants in bytes; 16 if None.
         delegate_alignment: Alignment of inline blobs in bytes; 16 if None.
-        external_constants: Whether weights are stored in a ``.ptd`` file, or a function from a
-            weight's placeholder to the stem of its file, or None.
+        external_constants: Whether weights are stored in a ``.ptd`` file; or a function that
+            returns the stem of a weight's file for its placeholder, or None to store the weight in
+            the ``.pte``.
         emit_mutable_buffer_names: Ignored: state always has its name.
-        do_quant_fusion_and_const_prop: Whether exir's pass, which must be loaded, fuses quantized
-            operators, such as embeddings, for ``executorch.kernels.quantized``.
+        do_quant_fusion_and_const_prop: Whether exir's pass fuses quantized operators, such as
+            embeddings, for ``executorch.kernels.quantized``; exir must be loaded.
     """
 
     passes: Sequence[Any] = field(default_factory=list)
@@ -93,7 +95,7 @@ class ExecutorchBackendConfig:
     reinplace_extra_ops: Any = None
 
 
-def warn_of_others(config: Any) -> None:
+def warn_of_ignored(config: Any) -> None:
     """Warn of ignored settings.
 
     Args:
@@ -103,7 +105,7 @@ def warn_of_others(config: Any) -> None:
     for name in sorted({field_.name for field_ in fields(config)} - _SUPPORTED):
         value, usual = getattr(config, name), getattr(default, name)
         # Compare exir's passes by type.
-        if value != usual and not (is_exirs(value) and type(value) is type(usual)):
+        if value != usual and not (is_from_executorch(value) and type(value) is type(usual)):
             warnings.warn(
                 f"ExecutorchBackendConfig.{name} is ignored", SettingWarning, stacklevel=3
             )
@@ -170,13 +172,13 @@ def file_options(config: Any) -> dict[str, Any]:
 
 
 def _planning(planning: Any) -> MemoryPlanningPass:
-    """Return a pass, possibly of exir's class, as this package's class."""
+    """Return ``planning``, possibly an object of exir's class, as this package's class."""
     default = MemoryPlanningPass()
     settings = {
         field_.name: getattr(planning, field_.name, getattr(default, field_.name))
         for field_ in fields(MemoryPlanningPass)
     }
-    if is_exirs(settings["memory_planning_algo"]):
+    if is_from_executorch(settings["memory_planning_algo"]):
         settings["memory_planning_algo"] = None
     for name in ("allow_lifetime_and_storage_overlap", "alloc_mutable_buffers", "alignment"):
         if settings[name] != getattr(default, name):

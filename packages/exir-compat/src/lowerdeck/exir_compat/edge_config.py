@@ -20,7 +20,7 @@ class EdgeCompileConfig:
         preserve_ops: Operators that are not decomposed.
         _check_ir_validity: Ignored: programs that cannot be emitted are always errors.
         _skip_dim_order: Ignored.
-        _use_edge_ops: False always returns programs in ATen operators.
+        _use_edge_ops: If False, managers always return programs in ATen operators.
         _core_aten_ops_exception_list: Ignored.
     """
 

@@ -14,13 +14,13 @@ from lowerdeck.exir_compat.backend_config import (
     ExecutorchBackendConfig,
     emit_config,
     passes_to_run,
-    warn_of_others,
+    warn_of_ignored,
 )
 from lowerdeck.exir_compat.edge_config import EdgeCompileConfig
 from lowerdeck.exir_compat.errors import ExirCompatError, SettingWarning, UnknownMethodError
 from lowerdeck.exir_compat.executorch_manager import ExecutorchProgramManager
 from lowerdeck.exir_compat.exir_classes import Manager
-from lowerdeck.exir_compat.transforming import of_exirs, transformed
+from lowerdeck.exir_compat.transforming import expects_edge, transformed
 from lowerdeck.lowered_module import (
     LoweredBackendModule,
     MethodProgramsPartitionerSpec,
@@ -85,8 +85,8 @@ class EdgeProgramManager(Manager):
         """Record the current programs for ExecuTorch's devtools.
 
         Args:
-            exported: The exported programs, to begin a record; None to add transformed programs to
-                an existing record, if any.
+            exported: The exported programs, to create a record; None to add the current programs
+                to the existing record, if any.
 
         Raises:
             SettingError: The devtools are not installed.
@@ -119,7 +119,7 @@ class EdgeProgramManager(Manager):
 
         Args:
             passes: One pass or several, for all methods or in a mapping by method. A pass takes a
-                graph module, or an ``ExportedProgram`` if annotated so.
+                graph module, or an ``ExportedProgram`` if its first parameter is annotated so.
             compile_config: Settings of the new manager.
 
         Raises:
@@ -144,7 +144,7 @@ class EdgeProgramManager(Manager):
             lowerdeck.lowered_module.LoweringError: A program cannot be lowered.
         """
         chosen = by_method(partitioner, self._programs)
-        programs = self._in_edge() if any(map(of_exirs, chosen.values())) else self._in_torch()
+        programs = self._in_edge() if any(map(expects_edge, chosen.values())) else self._in_torch()
         return self._with(to_backend(MethodProgramsPartitionerSpec(programs, chosen)))
 
     def to_executorch(
@@ -160,7 +160,7 @@ class EdgeProgramManager(Manager):
             lowerdeck.emitter.EmitterError: The programs cannot be emitted.
         """
         settings = config or ExecutorchBackendConfig()
-        warn_of_others(settings)
+        warn_of_ignored(settings)
         passes = passes_to_run(settings)
         manager = self.transform(passes) if passes else self
         programs = manager._in_torch()
@@ -173,13 +173,13 @@ class EdgeProgramManager(Manager):
         return new_manager
 
     def _in_edge(self) -> dict[str, ExportedProgram]:
-        """Return the programs in the Edge dialect, if loaded and enabled."""
+        """Return the programs, in the Edge dialect if that is loaded and enabled by the config."""
         if not getattr(self.compile_config, "_use_edge_ops", True):
             return dict(self._programs)
         return {name: in_edge_operators(program) for name, program in self._programs.items()}
 
     def _in_torch(self) -> dict[str, ExportedProgram]:
-        """Return the programs in ATen operators, with the original numbers and views."""
+        """Return the programs in ATen operators, with the original scalars and views."""
         return {name: in_torch_operators(program) for name, program in self._programs.items()}
 
     def _with(
@@ -203,7 +203,7 @@ def _warn_of_devices(programs: Iterable[ExportedProgram]) -> None:
             if spec.key == "target_device" and not spec.value.startswith(b"cpu"):
                 warnings.warn(
                     f"a delegate of {delegate.backend_id} targets {spec.value.decode()}, but "
-                    "emit plans only CPU memory: its runtime must copy",
+                    "emit plans only CPU memory: the backend's runtime must copy",
                     SettingWarning,
                     stacklevel=3,
                 )

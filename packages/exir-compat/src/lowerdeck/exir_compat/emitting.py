@@ -8,7 +8,7 @@ from typing import Any
 from lowerdeck.emitter import EmittedProgram
 from lowerdeck.exir_compat.exir_schema import (
     as_bytes,
-    in_exirs_classes,
+    to_exir_classes,
 )
 
 
@@ -18,15 +18,16 @@ class EmitterOutput:
 
     Attributes:
         program: The program, in exir's classes if imported.
-        debug_handle_map: Debug handle of each instruction, by method and index; for delegate calls
-            the list of handles inside.
+        debug_handle_map: Debug handle of each instruction, by method and index; for delegate
+            calls, the list of the handles in the delegate.
         method_to_delegate_debug_id_map: Debug maps of delegate calls, by method and instruction
             index.
         instruction_id_to_num_outs_map: Number of results of delegate calls, by method and
             instruction index.
-        mutable_data: Initial values of state, after a reserved entry 0; None if there are none.
+        mutable_data: Initial values of state, after a reserved entry 0; None if there is no state.
         external_constant_buffer: Bytes of external constants.
-        external_constant_map: Index of each constant in that list, by file and name.
+        external_constant_map: Index in ``external_constant_buffer`` of each external constant, by
+            file and name.
     """
 
     program: Any
@@ -61,7 +62,7 @@ def emitter_output(emitted: EmittedProgram, program: Any) -> EmitterOutput:
             method: {index: emitted.debug_handle_map[method][index].results for index in calls}
             for method, calls in delegates.items()
         },
-        mutable_data=in_exirs_classes(state) if len(state) > 1 else None,
+        mutable_data=to_exir_classes(state) if len(state) > 1 else None,
         external_constant_buffer=external,
         external_constant_map=names,
     )

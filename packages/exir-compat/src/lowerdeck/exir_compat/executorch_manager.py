@@ -15,7 +15,7 @@ from lowerdeck.exir_compat.backend_config import ExecutorchBackendConfig, file_o
 from lowerdeck.exir_compat.emitting import EmitterOutput, emitter_output
 from lowerdeck.exir_compat.errors import SettingError
 from lowerdeck.exir_compat.exir_classes import Manager
-from lowerdeck.exir_compat.exir_schema import in_exirs_classes
+from lowerdeck.exir_compat.exir_schema import to_exir_classes
 from lowerdeck.serializer import (
     Program,
     external_data,
@@ -25,10 +25,10 @@ from lowerdeck.serializer import (
 
 
 class ExecutorchProgramManager(Manager):
-    """The emitted program, and its source programs.
+    """The emitted program and the lowered programs that it was emitted from.
 
     Args:
-        execution_programs: Source program of each method.
+        execution_programs: Lowered program of each method.
         emitted: Result of the emission.
         backend_config: Settings of the file.
 
@@ -57,7 +57,7 @@ class ExecutorchProgramManager(Manager):
     @cached_property
     def executorch_program(self) -> Program:
         """The program as plain data, in exir's classes if imported."""
-        program: Program = in_exirs_classes(self.emitted.program)
+        program: Program = to_exir_classes(self.emitted.program)
         return program
 
     @cached_property
@@ -72,7 +72,7 @@ class ExecutorchProgramManager(Manager):
 
     @property
     def debug_handle_map(self) -> dict[str, dict[int, int | list[int]]]:
-        """Debug handle of each instruction, by method and index; lists for delegate calls."""
+        """Debug handle of each instruction, by method and index; a list for a delegate call."""
         return self._emitter_output.debug_handle_map
 
     @property
@@ -89,13 +89,13 @@ class ExecutorchProgramManager(Manager):
         """Add the emitted program to a copy of a record for ExecuTorch's devtools.
 
         Args:
-            record: Record of the source programs; not changed.
+            record: Record of the programs before emission; not changed.
         """
         self._etrecord = record.copy()
         self._etrecord.add_executorch_program(self)
 
     def get_etrecord(self) -> Any:
-        """Return the ``ETRecord`` of ``generate_etrecord=True``.
+        """Return the ``ETRecord`` that ``generate_etrecord=True`` requested.
 
         Raises:
             SettingError: No record was requested.

@@ -12,9 +12,9 @@ from lowerdeck.exir_compat.errors import UnknownMethodError
 
 
 class Manager:
-    """Programs by method; also an instance of exir's manager class if imported.
+    """Programs by method; also an instance of exir's manager class if that is imported.
 
-    ``executorch.devtools`` (``generate_etrecord``, ``BundledProgram``) checks the class.
+    ``executorch.devtools`` (``generate_etrecord``, ``BundledProgram``) checks for exir's class.
     """
 
     _exir_name: ClassVar[str]
@@ -39,7 +39,7 @@ class Manager:
 
     @property  # type: ignore[misc] # read-only in Python
     def __class__(self) -> type[Any]:
-        """The class, or if exir is loaded, a subclass of both."""
+        """This class; if exir is loaded, a subclass of this class and exir's."""
         own: Any = type(self)
         peer = manager_class(own._exir_name)
         # Our class may have replaced exir's.

@@ -10,10 +10,10 @@ from lowerdeck.exir_compat._executorch import file_classes
 from lowerdeck.serializer import Program
 
 
-def in_exirs_classes(program: Any) -> Any:
+def to_exir_classes(program: Any) -> Any:
     """Return a program, or a part of it, in exir's classes if loaded, else unchanged.
 
-    exir's printer and writer check these classes, and code that does so has imported them.
+    exir's printer and writer check these classes; code that calls them has imported exir.
 
     Args:
         program: The program; not changed. ``bytes`` are shared.
@@ -53,5 +53,5 @@ def _converted(value: Any, schema: Any) -> Any:
 
 
 def as_bytes(storage: Any) -> bytes:
-    """Return ``bytes``, which exir's classes require; other buffers are copied."""
+    """Return a buffer as ``bytes``, which exir's classes require; other types are copied."""
     return storage if isinstance(storage, bytes) else bytes(storage)

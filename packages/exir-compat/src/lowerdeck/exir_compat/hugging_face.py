@@ -1,6 +1,6 @@
 """transformers' exporter for ExecuTorch, implemented with Lowerdeck.
 
-Import requires transformers; running exported files requires ``executorch``.
+Importing this module requires transformers; running exported files requires ``executorch``.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from lowerdeck.lowered_module import Partitioner, lower
 class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers is untyped
     """Replacement of transformers' ``ExecutorchExporter``.
 
-    Does not apply transformers' patches of torch and ExecuTorch. transformers can save, load and
-    run the result as with ``ExecutorchExporter``.
+    It does not apply transformers' patches of torch and ExecuTorch. transformers can save, load
+    and run the result as with ``ExecutorchExporter``.
 
     Args:
         partitioners: Partitioners, in order; by default that of ``lowerdeck.xnnpack``. An empty
             sequence uses portable kernels only.
         bounds: Upper bounds of dynamic dimensions, as for ``lowerdeck.lowered_module.lower``: one
-            for all that have none, or by name, such as ``{"input_ids": {1: 128}}`` or
-            ``{"input_ids_1": 128}``; an unknown name is an error that lists the program's.
+            number for all unbounded dimensions, or sizes by name, such as
+            ``{"input_ids": {1: 128}}`` or ``{"input_ids_1": 128}``. The error for an unknown name
+            lists the names of the program.
 
     Raises:
         SettingError: The config has a backend other than ``"xnnpack"``, and no partitioners are
@@ -80,7 +81,8 @@ class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers i
             config: Settings of export and memory planning.
 
         Raises:
-            SettingError: See the class.
+            SettingError: The config has a backend other than ``"xnnpack"``, and there are no
+                partitioners.
             lowerdeck.lowered_module.LoweringError: The program cannot be lowered.
             lowerdeck.emitter.EmitterError: The program cannot be emitted, for example because a
                 dimension has no bound.

@@ -18,13 +18,13 @@ from torch.export.graph_signature import (
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_manager import PassManager
 
-from lowerdeck.exir_compat._executorch import is_exirs
+from lowerdeck.exir_compat._executorch import is_from_executorch
 from lowerdeck.exir_compat.errors import TransformError
 from lowerdeck.lowered_module import changed_as_in_exir, in_torch_operators
 from lowerdeck.torch_base import copy_graph_module, with_parts
 
 Pass = Callable[..., Any]
-"""Takes a graph module, or a program if annotated so, and returns the result.
+"""Takes a graph module (or a program, if its parameter is annotated so) and returns the result.
 
 Results may be a graph module, a ``PassResult``, None for in-place changes, a program, or an object
 with an ``exported_program``.
@@ -43,19 +43,19 @@ def transformed(program: ExportedProgram, passes: Iterable[Pass]) -> ExportedPro
     """
     copied = with_parts(program, graph_module=copy_graph_module(program.graph_module))
     for transform in passes:
-        if of_exirs(transform):
+        if expects_edge(transform):
             copied = changed_as_in_exir(copied, partial(_after, transform=transform))
         else:
             copied = _after(in_torch_operators(copied), transform)
     return copied
 
 
-def of_exirs(transform: Any) -> bool:
-    """Return whether a pass or partitioner is of an ExecuTorch class, for Edge programs."""
-    if isinstance(transform, PassManager) and any(map(of_exirs, transform.passes)):
+def expects_edge(transform: Any) -> bool:
+    """Return whether a pass or partitioner is defined in ExecuTorch, so expects Edge programs."""
+    if isinstance(transform, PassManager) and any(map(expects_edge, transform.passes)):
         return True
     kinds = (transform,) if inspect.isroutine(transform) else type(transform).__mro__
-    return any(map(is_exirs, kinds))
+    return any(map(is_from_executorch, kinds))
 
 
 def _after(program: ExportedProgram, transform: Any) -> ExportedProgram:
