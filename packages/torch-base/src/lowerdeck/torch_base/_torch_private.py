@@ -149,8 +149,8 @@ def storage_identity(tensor: torch.Tensor) -> int | None:
 def shared_copy(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a copy-on-write clone, or None if unsupported.
 
-    At a write, torch allocates with the storage's allocator. Storages without one are not
-    resizable, and writing to their lazy clone would crash.
+    At a write, torch allocates with the storage's allocator. Storages without an allocator are not
+    resizable, and writing to a lazy clone of one would crash.
     """
     if isinstance(tensor, FakeTensor) or tensor.layout != torch.strided:
         return None
@@ -192,7 +192,7 @@ def plain_number(number: Any) -> Any:
 
 
 def with_plain_sizes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor of the same storage, with specialized sizes as ints."""
+    """Return a fake tensor on the storage of ``tensor``, with specialized sizes as ints."""
     mode = getattr(tensor, "fake_mode", None)
     if mode is None or not any(plain_number(size) is not size for size in tensor.shape):
         return tensor
@@ -208,7 +208,7 @@ def new_fake(
     """Return a fake tensor with other sizes, without guards.
 
     Args:
-        like: A fake tensor: the mode, dtype and device.
+        like: Fake tensor with the mode, dtype and device of the result.
         size: Numbers or symbols.
         stride: In elements; None for a contiguous tensor.
     """
@@ -228,8 +228,8 @@ def empty_fake(
 ) -> FakeTensor:
     """Return a fake tensor with a new storage, without guards.
 
-    torch computes the layout and the bytes of each new tensor of symbolic sizes (0.2 ms). Copies
-    of an earlier one with the same sizes in the same mode reuse them (5 us).
+    For a new tensor of symbolic sizes, torch computes the layout and the number of bytes (0.2 ms).
+    A copy of an earlier tensor with the same sizes in the same mode reuses both (5 us).
     """
     layout = [tuple(map(plain_number, part)) for part in (size, stride) if part is not None]
     create = torch.empty if stride is None else torch.empty_strided
@@ -313,7 +313,7 @@ def _bounds_of(expression: Any, known: tuple[tuple[Any, Any], ...]) -> tuple[int
 def _with_divisors(
     expression: Any, ranges: Mapping[Any, Any], shapes: Any
 ) -> tuple[Any, dict[Any, Any]]:
-    """Return an expression with positive symbols for its divisors, and all ranges.
+    """Return an expression with positive symbols for its divisors, and the ranges of all symbols.
 
     Divisors of sizes are not 0: ``n // (n // 4)`` is at most ``n``.
     """
@@ -404,7 +404,7 @@ def add_node(
 ) -> Node:
     """Add a node at the insert point, faster than ``Graph.create_node``.
 
-    ``Graph.create_node`` searches all arguments for raw symbolic numbers; there must be none.
+    The arguments must not contain raw symbolic numbers, which ``Graph.create_node`` checks for.
 
     Args:
         name: Preferred name; made unique.
@@ -524,7 +524,8 @@ def mark_impure(module: GraphModule) -> None:
 def reads_only_earlier(nodes: Sequence[Node]) -> bool:
     """Return whether ``nodes`` is in topological order and reads no other nodes.
 
-    By inputs, because torch may lose users; without ``all_input_nodes``, which builds lists.
+    Inputs are checked, because torch may lose users, without ``all_input_nodes``, which builds
+    lists.
 
     Args:
         nodes: Distinct nodes of one graph.

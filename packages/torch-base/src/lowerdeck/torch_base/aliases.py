@@ -181,7 +181,7 @@ def state_tensors(program: ExportedProgram) -> dict[Node, torch.Tensor]:
 
 
 def _selected_inputs(node: Node, arguments: Sequence[tuple[int, str]]) -> Sequence[Node]:
-    """Return the nodes in the arguments with these positions or names, or all inputs if empty."""
+    """Return the nodes in the arguments of these positions or names; without any, all inputs."""
     if not arguments:
         return node.all_input_nodes
     nodes: list[Node] = []

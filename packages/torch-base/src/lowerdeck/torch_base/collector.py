@@ -17,8 +17,8 @@ def collector_held() -> Iterator[None]:
     """Pause the cyclic garbage collector, which frees nothing in a growing graph.
 
     Collections walk all graphs of the process, which takes a quarter to a third of the time of
-    building large ones. The setting is process-wide: the first context disables it, and the last
-    one, in any thread, restores it. Garbage in cycles stays until then.
+    building large ones. The collector is process-wide: the first active context disables it, and
+    the last one, in any thread, restores it. Cyclic garbage is not freed until then.
 
     Example:
         >>> import gc

@@ -24,7 +24,7 @@ def lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
             ``torch.load``, numpy or other processes), are copied.
 
     Returns:
-        A tensor of the same class (also for parameters) and ``requires_grad``.
+        A tensor with the class (such as ``Parameter``) and ``requires_grad`` of ``tensor``.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -57,7 +57,7 @@ class OwnCopies:
 
     @cached_property
     def _memory(self) -> MemoryMap:
-        """Extents of all tensors; needed only for shared or really copied storages."""
+        """Extents of all tensors; used only if a storage is shared or cannot be cloned lazily."""
         return MemoryMap(map(_in_storage, self._originals))
 
     def of(self, value: Any) -> Any:
@@ -132,7 +132,7 @@ def _is_plain(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def copy_module(module: torch.nn.Module, *, share_parameters: bool = False) -> torch.nn.Module:
-    """Return a deep copy of a module, also with computed weights.
+    """Return a deep copy of a module, which may have computed weights.
 
     ``torch.nn.utils.weight_norm`` stores its last computed weight as an attribute, which
     ``copy.deepcopy`` rejects because it is not a leaf; here its detached value is copied.

@@ -59,8 +59,8 @@ _BY_RANK = {4: torch.channels_last, 5: torch.channels_last_3d}
 def is_channels_last(tensor: torch.Tensor) -> bool:
     """Return whether a program stores a tensor in channels-last format.
 
-    Tensors with one channel or one pixel are contiguous in both formats and count as default,
-    which more kernels support. Backends and the emitter must agree on this.
+    Tensors with one channel or one pixel are contiguous in both formats and count as the default
+    format, which more kernels support. Backends and the emitter must agree on this.
 
     Args:
         tensor: A real or fake tensor.

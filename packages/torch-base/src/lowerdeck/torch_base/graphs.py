@@ -64,7 +64,7 @@ def attribute_of(module: torch.nn.Module, reference: Node | str) -> object:
 
 
 def copy_graph_module(graph_module: GraphModule) -> GraphModule:
-    """Return a copy with all nested graphs; tensors and delegates are shared."""
+    """Return a copy with copies of all nested graphs; tensors and delegates are shared."""
     memo: dict[int, Any] = {}
     for gm in graphs_of(graph_module):
         for holder in (*gm.parameters(recurse=False), *gm.buffers(recurse=False)):

@@ -32,10 +32,10 @@ def remove_noop_mode_regions(exported_program: ExportedProgram) -> ExportedProgr
     ``torch.export`` outlines calls in another mode to a nested graph, which partitions cannot
     cross. Gradient modes do not change results, nor does disabled autocast in a program that never
     enables it. Calls that enter and exit such modes, and tracepoints in regions, are removed too.
-    Values without gradients may have them afterwards.
+    Values that had no gradients in the program may have gradients in the result.
 
     Args:
-        exported_program: Any program; not changed, and returned itself without no-op modes.
+        exported_program: Any program; not changed, and returned itself if it has no such modes.
 
     Returns:
         A program that shares all tensors; node and signature names are kept where possible.

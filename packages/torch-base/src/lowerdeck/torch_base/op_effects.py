@@ -32,7 +32,7 @@ class Effect(Flag):
     EFFECT = auto()
     """Has side effects outside of the graph."""
     CHECK = auto()
-    """Only raises or passes; its order among other checks does not matter."""
+    """Only raises or does nothing; its order among other checks does not matter."""
     MODE = auto()
     """Changes the mode of all later nodes (gradient mode, autocast)."""
 

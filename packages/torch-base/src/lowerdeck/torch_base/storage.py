@@ -77,7 +77,7 @@ class MemoryMap:
         return any(self._joined.values())
 
     def find(self, extent: Extent) -> Extent | None:
-        """Return the merged extent that ``extent`` overlaps (one if several), or None."""
+        """Return a merged extent that ``extent`` overlaps, or None."""
         joined = self._joined.get(extent.space, [])
         # Only the last range that starts before the end can overlap.
         index = bisect_right(joined, (extent.end - 1, 1 << 62)) - 1
