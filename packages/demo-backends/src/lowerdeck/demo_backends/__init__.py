@@ -1,8 +1,8 @@
 """Small example backends for Lowerdeck.
 
-Importing this package registers no backend: running a file needs only the runtime, and
-another compiler's backend of the same id may be in use. The first use of a name other than an
-error imports and registers both.
+Importing this package registers no backend: running a file needs only the runtime, and another
+backend of the same id may be in use. The first access to a name that is not an error class imports
+and registers both backends.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class BackendWithDelegateMappingDemo(TextBackend):
 
     @visits(*_RELUS, dtypes=_FLOAT)
     def relu(self, part: PartitionView, node: Node) -> None:
-        """Add a step for the relu, fused with the preceding convolution if it has no step yet."""
+        """Add a step for the relu, fused with the preceding convolution if that has no step."""
         source = arguments_of(node)["self"]
         if source in self.operands:
             self.operands[node] = self._step(part, "relu_op", [node], [source])

@@ -3,7 +3,7 @@
 The program must be functional (``exported.run_decompositions({})``), so that its signature lists
 the new values of the buffers that it mutates. The partition owns these buffers: they are neither
 inputs nor outputs of a call. The file contains their initial values, and each handle of the
-runtime has its own copy, which a failed call leaves unchanged.
+runtime has a separate copy, which a failed call leaves unchanged.
 """
 
 from __future__ import annotations

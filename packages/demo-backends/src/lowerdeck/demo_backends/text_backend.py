@@ -66,7 +66,7 @@ class TextBackend(DeclarativeBackend):
 
         Args:
             op: Name of its operator, a key of ``kernels``.
-            arguments: Its arguments; nodes stand for their values.
+            arguments: Arguments of the operator; a node stands for its value.
             identifier: Identifier that the runtime logs; the step's number if None.
 
         Raises:
@@ -82,7 +82,8 @@ class TextBackend(DeclarativeBackend):
         """Add the call of an operator as one step with the same arguments.
 
         Raises:
-            UnsupportedOperatorError: It has keyword arguments, which the format cannot represent.
+            UnsupportedOperatorError: The call has keyword arguments, which the format cannot
+                represent.
         """
         if node.kwargs:
             raise UnsupportedOperatorError(

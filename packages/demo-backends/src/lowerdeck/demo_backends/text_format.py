@@ -56,7 +56,7 @@ class Step(NamedTuple):
     Attributes:
         op: Name of the operator.
         identifier: Key in the debug map, which the runtime logs.
-        operands: Its arguments.
+        operands: Arguments of the operator.
     """
 
     op: str
@@ -88,7 +88,7 @@ def write(
     """Return a program as a blob.
 
     Args:
-        version: The version of its operators.
+        version: The version of the backend's operators.
         store: Adds a tensor to the named data under a key; equal tensors have equal keys.
 
     Raises:
@@ -128,10 +128,10 @@ def read(
     """Return the program in a blob, with steps in topological order.
 
     Args:
-        version: The version of its operators.
+        version: The version of the backend's operators.
         blob: The untrusted bytes.
         operators: Names of the supported operators.
-        named_data: The bytes of the tensors, which become read-only views of them.
+        named_data: The bytes of the tensors by key; the tensors are read-only views of the bytes.
 
     Raises:
         BlobError: The blob is malformed, or of another backend or version.
