@@ -81,7 +81,7 @@ def test_what_is_no_trace_is_one_error(text: str) -> None:
 
 
 def test_a_trace_of_another_program_is_refused() -> None:
-    with pytest.raises(pte.TraceError, match="is of encode, the file has forward"):
+    with pytest.raises(pte.TraceError, match="has the methods encode, the file has forward"):
         inspect.html_report(add_program(), trace=trace(event(pid="encode")))
     other = program([tensor((3,))], pte.MoveCall(0, 0))
     with pytest.raises(pte.TraceError, match="trace of 'forward' is of another program"):
@@ -124,7 +124,11 @@ def test_a_digest_tells_programs_of_the_same_instructions_apart() -> None:
         ("inspect model.pte --html trace.json --trace trace.json", 2, "is the file that --trace"),
         ("DIFF trace.json --html a.html", 0, ""),
         ("DIFF trace.json", 2, "--traces needs --html"),
-        ("DIFF other.json --html b.html", 3, "--traces: the trace is of encode, the file has"),
+        (
+            "DIFF other.json --html b.html",
+            3,
+            "--traces: the trace has the methods encode, the file has",
+        ),
         ("DIFF gone.json --html b.html", 3, "gone.json: No such file"),
         ("DIFF trace.json --html trace.json", 2, "is the file that --traces"),
     ],

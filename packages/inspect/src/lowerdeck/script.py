@@ -1,7 +1,7 @@
 """The entry point of the script ``lowerdeck``.
 
-Not part of a package: importing ``lowerdeck.inspect`` takes tenths of a second, during which
-Ctrl-C would print a traceback.
+This module is not part of ``lowerdeck.inspect``, whose import takes tenths of a second, during
+which Ctrl-C would print a traceback.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             the process at once while the command is imported.
 
     Returns:
-        As ``lowerdeck.inspect.command_line.main``.
+        The exit status, as from ``lowerdeck.inspect.command_line.main``.
 
     Raises:
         SystemExit: The arguments are invalid, or help or the version was requested.

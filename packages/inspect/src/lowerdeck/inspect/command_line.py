@@ -50,8 +50,8 @@ COMMANDS = {
     "doctor": ("lowerdeck-inspect", "check the installation"),
     "completion": ("lowerdeck-inspect", "print a completion script for bash or zsh"),
 }
-"""Distribution and one-line help of each command. Listed here so that help and errors need not
-import other packages, which import torch.
+"""Distribution and one-line help of each command. The table avoids imports of other packages,
+which import torch, for help and errors.
 """
 
 
@@ -100,7 +100,7 @@ def run_command(arguments: list[str], loaded: Callable[[], None] = lambda: None)
         flush_stdout()
     except BrokenPipeError:
         # The reader of the output (``| head``) closed the pipe, which is not an error.
-        _let_go_of_stdout()
+        _discard_stdout()
         return ExitStatus.DONE
     except (Exception, KeyboardInterrupt) as error:
         if debug:
@@ -182,7 +182,7 @@ def root_parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that reports failures to write help, and never prints usage errors to stdout."""
+    """Parser that reports failures to write help and never prints usage errors to stdout."""
 
     def print_help(self, file: SupportsWrite[str] | None = None) -> None:
         # argparse ignores errors of writing.
@@ -214,7 +214,7 @@ def _end(name: str, error: Exception) -> ExitStatus:
     return ExitStatus.FAILED
 
 
-def _let_go_of_stdout() -> None:
+def _discard_stdout() -> None:
     """Discard Python's final flush of the output, which would fail again."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -264,7 +264,7 @@ def _description(name: str, entries: Mapping[str, EntryPoint]) -> str:
 
 
 def _menu(entries: Mapping[str, EntryPoint]) -> str:
-    """Return the help text: Lowerdeck's installed commands in order of use, then others."""
+    """Return the help text: Lowerdeck's installed commands in order of use, then any others."""
     names = [name for name in COMMANDS if name in entries]
     names += sorted(entries.keys() - COMMANDS.keys())
     width = max(map(len, names), default=0)

@@ -18,9 +18,9 @@ _LONGEST = 2000
 class ExitStatus(IntEnum):
     """Exit statuses of ``lowerdeck``.
 
-    ``DONE``; ``DIFFERS``: a comparison found a difference; ``USAGE``: invalid arguments;
+    ``DONE``: success; ``DIFFERS``: a comparison found a difference; ``USAGE``: invalid arguments;
     ``BAD_INPUT``: a file or program is invalid or missing; ``FAILED``: valid input, but a missing
-    requirement, a full disk or a bug; ``INTERRUPTED``: by Ctrl-C.
+    requirement, a full disk or a bug; ``INTERRUPTED``: Ctrl-C.
     """
 
     DONE = 0
@@ -64,7 +64,7 @@ def say(*lines: str) -> None:
 def printing() -> Iterator[None]:
     """Convert errors of writing to stdout, such as a full disk, to errors that name it.
 
-    With a closed output (``>&-``) ``sys.stdout`` is None and printing does nothing.
+    A closed output (``>&-``) is an error too: ``sys.stdout`` is None, and ``print`` does nothing.
 
     Raises:
         CommandError: The output cannot be written, or is closed.
@@ -105,10 +105,11 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Convert errors of reading a file to errors that name it.
 
     Args:
-        path: The file that is read; an ``OSError`` names its own file.
+        path: The file that is read; for an ``OSError`` the error names the file of the
+            ``OSError``.
 
     Raises:
-        CommandError: The file is invalid or cannot be opened; ends with ``BAD_INPUT``.
+        CommandError: The file is invalid or cannot be opened; the exit status is ``BAD_INPUT``.
     """
     try:
         yield
@@ -128,7 +129,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
         path: The file or folder that is written.
 
     Raises:
-        CommandError: The file cannot be written; ends with ``FAILED``.
+        CommandError: The file cannot be written; the exit status is ``FAILED``.
     """
     try:
         yield
@@ -153,7 +154,7 @@ def status_of(error: BaseException) -> ExitStatus | None:
 
 
 def flush_stdout() -> None:
-    """Flush the output, so that errors are raised now and not at exit.
+    """Flush stdout, so that errors are raised now and not at exit.
 
     Raises:
         CommandError: The output cannot be written.
@@ -166,7 +167,7 @@ def flush_stdout() -> None:
 
 
 def is_closed(name: str) -> bool:
-    """Return whether Python was started with a closed stream (``>&-``), which is None."""
+    """Return whether Python was started with a stream closed (``>&-``), so that it is None."""
     return getattr(sys, name) is None
 
 

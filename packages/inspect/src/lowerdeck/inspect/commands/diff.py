@@ -51,8 +51,8 @@ class DiffCommand:
             0 if the files are equivalent, else 1.
 
         Raises:
-            CommandError: A file is malformed or cannot be opened, or the page cannot be written
-                or would replace one of them.
+            CommandError: A file is malformed or cannot be opened, or the page cannot be written or
+                would replace one of the files.
         """
         traces = args.traces or []
         check_paths(
@@ -174,7 +174,7 @@ def _method_differences(old: dict[str, Any], new: dict[str, Any]) -> Iterator[st
 
 
 def _payload_differences(left: dict[str, Any], right: dict[str, Any]) -> Iterator[str]:
-    """Yield the differing operators of delegates; delegates at the same position are paired."""
+    """Yield a line for each operator that differs between delegates at the same position."""
     olds, news = _payloads(left), _payloads(right)
     for name, number in [key for key in olds if key in news and olds[key] != news[key]]:
         old, new = olds[name, number], news[name, number]

@@ -27,7 +27,7 @@ for target in sys.argv[1:]:
         print(" ", type(error).__name__, error, flush=True)
 print("done")"""
 _SECONDS = 300.0
-"""Time limit of imports; on a slow disk the first import of torch takes half a minute."""
+"""Time limit of imports: on a slow disk the first import of torch takes half a minute."""
 
 
 class DoctorCommand:
@@ -83,7 +83,7 @@ class DoctorCommand:
 def import_failures(
     targets: Mapping[str, list[str]], *, seconds: float = _SECONDS
 ) -> dict[str, str]:
-    """Import packages in another process and return the reasons of failures by package.
+    """Import packages in another process and return why imports failed, by package.
 
     Args:
         targets: ``"module"`` or ``"module:attribute"`` strings to import, by package.

@@ -15,7 +15,7 @@ _MOST_ROWS = 20
 
 
 def is_external(path: Path) -> bool:
-    """Return whether a file has the identifier of a `.ptd`, regardless of its name.
+    """Return whether a file has the file identifier of a `.ptd`, regardless of its name.
 
     Raises:
         OSError: The file cannot be opened.
@@ -25,7 +25,7 @@ def is_external(path: Path) -> bool:
 
 
 def summarise_external(file: PtdFile, size: int) -> dict[str, Any]:
-    """Return a JSON-compatible summary of a `.ptd` file; keys are never renamed.
+    """Return a JSON-compatible summary of a `.ptd` file; its keys will never be renamed.
 
     Args:
         file: An open file; only its tables are read, not its data.

@@ -190,7 +190,7 @@ def _delegate_text(entry: dict[str, Any]) -> str:
 def _section_lines(summary: dict[str, Any]) -> Iterator[str]:
     """Yield one line per kind of section, largest first: there may be thousands of segments.
 
-    Bytes shared by two segments, such as a tied weight, count for the first one.
+    Bytes that two segments share, such as a tied weight, count for the first segment.
     """
     file_size = summary["size"]
     sizes: Counter[str] = Counter()

@@ -58,9 +58,10 @@ def operator_kernels(program: Program) -> dict[str, list[str]]:
     """Return the operators of all methods with the types and dimension orders of their tensors.
 
     Returns:
-        The keys of ExecuTorch's selective build by full name, such as ``aten::add.out``, sorted:
-        ``v1/`` (``v1`` without tensors), then the type number and dimension order of each tensor
-        argument (of a list, its first tensor). An operator that is never called has no keys.
+        The sorted keys of ExecuTorch's selective build, by full name of the operator, such as
+        ``aten::add.out``. A key is ``v1/`` and the type number and dimension order of each tensor
+        argument (of a list, its first tensor), or ``v1`` without tensors. An operator that is
+        never called has no keys.
     """
     kernels: dict[str, set[str]] = {}
     for plan in program.execution_plan:

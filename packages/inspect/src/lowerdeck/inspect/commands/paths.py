@@ -1,4 +1,4 @@
-"""Checks of output paths: they are writable, distinct, and none is an input."""
+"""Check that output paths are distinct, are in existing folders and are not inputs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def check_paths(*, read: Iterable[NamedPath], written: Iterable[NamedPath]) -> N
         written: Outputs of the command, existing or not.
 
     Raises:
-        CommandError: Two arguments are the same file (ends with ``USAGE``), or the folder of an
-            output is missing (ends with ``FAILED``).
+        CommandError: Two arguments are the same file (exit status ``USAGE``), or the folder of an
+            output is missing (exit status ``FAILED``).
 
     Example:
         >>> check_paths(read=[("FILE", "a.pte")], written=[("--html", "a.html")])

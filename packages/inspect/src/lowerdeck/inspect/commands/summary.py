@@ -1,6 +1,6 @@
 """The summary of a file that ``lowerdeck inspect`` prints, as plain data.
 
-Scripts rely on the keys of :func:`summarise`: keys may be added, but are never renamed.
+Scripts rely on the keys of :func:`summarise`: new versions may add keys, but never rename one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def summarise(file: PteFile) -> dict[str, Any]:
     Returns:
         ``summary_version``, ``size``, ``version``, ``header``, ``methods``, ``kernel_libraries``,
         ``needs`` (the oldest release of ExecuTorch that loads the file, if 1.4 does not),
-        ``delegates``, ``constants``, ``state``, ``named_data`` and ``sections``, sizes in bytes.
+        ``delegates``, ``constants``, ``state``, ``named_data`` and ``sections``. Sizes are in
+        bytes.
 
     Raises:
         FormatError: The file is malformed.
@@ -62,7 +63,7 @@ def summarise(file: PteFile) -> dict[str, Any]:
 
 
 def _delegates(file: PteFile) -> tuple[list[dict[str, Any]], dict[str, str] | None]:
-    """Return the delegates, and the release that they need."""
+    """Return the delegates, and the oldest ExecuTorch release that loads them, if 1.4 does not."""
     # Bytes shared by several delegates are read once.
     seen: dict[tuple[DataLocation, int, str], Contents] = {}
     entries = []
@@ -147,7 +148,7 @@ _OWN = "the application's own"
 
 
 def libraries_of(operators: Iterable[str]) -> dict[str, list[str]]:
-    """Return the libraries that operators need in addition to the runtime, with their operators.
+    """Return the kernel libraries that operators need beyond the runtime, with their operators.
 
     Args:
         operators: Names such as ``"aten::add.out"``.

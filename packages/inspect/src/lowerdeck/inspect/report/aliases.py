@@ -1,8 +1,8 @@
 """Lifetimes of views: values without an instruction that alias other values.
 
 A view that shares the bytes of its source has no instruction in the file. It is live from the
-write of its source; a source inside a larger view (a part of a concatenation) is live until the
-view's last read.
+write of its source. If a source is inside a larger view (a part of a concatenation), it is live
+until the view's last read.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Memory:
         self._writes: list[Write | None] = []
 
     def inside(self, start: int, end: int) -> Iterator[Write]:
-        """Yield the last writes of the bytes in a range; a split write is repeated.
+        """Yield the last writes of the bytes in a range; a write that was split is repeated.
 
         Args:
             end: End of the range.
@@ -157,11 +157,11 @@ def _accesses(
 
 
 class _Unfolded:
-    """Expands lists and ranges up to a limit that valid methods do not reach.
+    """Expander of lists and ranges up to a limit that valid methods do not reach.
 
-    Many calls may share a long list, and many views a range with many writes, which would take
-    quadratic time. Beyond the limit a list counts as one value and a range as unwritten, so that
-    lifetimes are approximate but the time stays linear.
+    In a malicious file many calls may share a long list, and many views a range with many writes,
+    which would take quadratic time. Beyond the limit a list counts as one value and a range as
+    unwritten: lifetimes are then approximate, but the time stays linear.
     """
 
     def __init__(self, plan: ExecutionPlan) -> None:
@@ -212,7 +212,7 @@ def result_count(plan: ExecutionPlan, args: Sequence[int]) -> int:
     """Return the number of a kernel's results, which are its last arguments.
 
     The last argument is the return value. The out arguments before it are the same value, or the
-    members of a list; an in-place kernel has none.
+    members of a list; an in-place kernel has no out arguments.
 
     Args:
         args: Value indices of the call's arguments.

@@ -38,8 +38,9 @@ def method_changes(old: Program, new: Program) -> list[dict[str, Any]]:
         new: The program on the right.
 
     Returns:
-        For each method name the indices of both methods (-1 for none) and the rows of
-        :func:`.pair_rows`; instructions pair when operator and argument types are equal.
+        For each method name the indices in both programs (-1 for none) and the rows of
+        :func:`.pair_rows`. Instructions are paired if their operators and argument types are
+        equal.
     """
     left = {plan.name: index for index, plan in enumerate(old.execution_plan)}
     right = {plan.name: index for index, plan in enumerate(new.execution_plan)}
@@ -57,8 +58,8 @@ def method_changes(old: Program, new: Program) -> list[dict[str, Any]]:
 def stored_changes(old: Program, new: Program) -> list[dict[str, Any]]:
     """Return the differing constants, states, delegates and named blobs.
 
-    Entries of equal kind, name and bytes count as unchanged. Of the others, those with a name on
-    both sides are ``changed``.
+    Entries of equal kind, name and bytes count as unchanged. Other entries are ``changed`` if both
+    programs have one of this kind and name.
 
     Args:
         old: The program on the left.
@@ -98,7 +99,7 @@ def _by_content(program: Program) -> dict[_Key, list[Stored]]:
 def _left_over(
     old: dict[_Key, list[Stored]], new: dict[_Key, list[Stored]]
 ) -> tuple[list[Stored], dict[tuple[str, str | None], list[Stored]]]:
-    """Return entries on one side only; the right side by kind and name, last first."""
+    """Return the entries of one program only; those of ``new`` by kind and name, last first."""
     left = [item for key, items in old.items() for item in items[len(new.get(key, ())) :]]
     right: dict[tuple[str, str | None], list[Stored]] = {}
     for key, items in new.items():

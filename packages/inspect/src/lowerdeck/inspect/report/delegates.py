@@ -42,9 +42,9 @@ class DelegateEntries:
             calls: Number of instructions that call it.
 
         Returns:
-            Backend, size, calls, compile specs, the operators inside if the blob is readable
-            (their counts, the index of a text that lists them, and their links) or why they are
-            unknown, and the beginning of the blob as text or hex dump.
+            Backend, size, number of calls, compile specs, and the beginning of the blob as text or
+            hex dump. If the blob is readable, also the counts of its operators, the index of a
+            text that lists them, and their links; else the reason.
         """
         blobs = self._program.backend_delegate_data
         index = delegate.processed.index

@@ -18,10 +18,10 @@ from lowerdeck.serializer import Frame, Program, PteFile
 def html_report(
     source: PteFile | Program, *, title: str = "program", trace: str | None = None
 ) -> str:
-    """Return a page that shows a program: methods, memory over time, operators, delegates, bytes.
+    """Return a page that shows a program's methods, memory over time, operators and delegates.
 
     Args:
-        source: An open file, or a program; the file map needs a file.
+        source: An open file, or a program, for which the page has no file map.
         title: Title of the page.
         trace: Timings of one call, as JSON from lowerdeck-runner's ``Profile.chrome_trace``; the
             page shows the time and module of each instruction.

@@ -45,7 +45,8 @@ class Placement:
         file_size: Length of the file.
         sections: The program and each segment, by offset.
         constants: Offset of each constant in the file, including the reserved first entry.
-        state: Likewise for initial values of mutable buffers.
+        state: Offset of each initial value of a mutable buffer, including the reserved first
+            entry.
         delegates: Offset of each delegate that is a segment, by index.
         named: Offset of each entry of named data.
     """
@@ -121,7 +122,7 @@ class Stored:
         index: Index among the entries of its kind.
         name: Name of the parameter or buffer, backend, or key; None for a nameless constant.
         what: Type and first reader.
-        tensor: The first tensor with this constant or initial value.
+        tensor: The first tensor that has this constant or initial value.
     """
 
     kind: str
@@ -133,7 +134,7 @@ class Stored:
 
     @property
     def label(self) -> str:
-        """Return the name, or kind and index without a name."""
+        """Return the name, or kind and index if there is no name."""
         return self.name if self.name is not None else f"{self.kind} {self.index}"
 
 

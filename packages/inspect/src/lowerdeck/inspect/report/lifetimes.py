@@ -67,13 +67,14 @@ def columns_of(step: InstructionArguments) -> tuple[str, int, list[int]]:
 
 
 def callee(plan: ExecutionPlan, step: InstructionArguments) -> str | None:
-    """Return the operator or delegate that an instruction calls.
+    """Return the name of the operator or delegate that an instruction calls.
 
     Args:
         step: The instruction; its index may be out of range.
 
     Returns:
-        The full name of the operator, or ``delegate`` with the backend; None for other steps.
+        The full name of the operator, or ``delegate`` with the backend; None for other
+        instructions.
     """
     match step:
         case KernelCall(index, _):

@@ -133,7 +133,8 @@ def _delegates(plan: ExecutionPlan, entries: DelegateEntries) -> list[dict[str, 
 def _arenas(plan: ExecutionPlan) -> list[dict[str, Any]]:
     """Return each planned memory with the live ranges of its tensors.
 
-    A live range is value, offset, bytes, first and last instruction, and sources.
+    A live range is a list of value, offset, bytes, first instruction, last instruction and
+    sources.
     """
     blocks: dict[int, list[list[Any]]] = {}
     for live in live_ranges(plan):

@@ -64,7 +64,7 @@ def contents_of(blob: memoryview, backend: str = XNNPACK) -> Contents:
 
     Args:
         blob: The bytes of a delegate.
-        backend: Id of its backend.
+        backend: Id of the delegate's backend.
 
     Returns:
         The contents, or why they are not shown: a report must not fail on a malformed blob or an
@@ -75,7 +75,7 @@ def contents_of(blob: memoryview, backend: str = XNNPACK) -> Contents:
         opener = xnnpack_graph
     if opener is None:
         who = _OPENED_BY.get(backend)
-        cure = f" ({who} would)" if who else ""
+        cure = f": pip install {who}" if who else ""
         return Contents(closed=f"no installed package opens payloads of {clip(backend)}{cure}")
     try:
         return _contents(opener(blob))

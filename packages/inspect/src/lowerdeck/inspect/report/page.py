@@ -39,18 +39,19 @@ _OWN = (
 def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "") -> str:
     """Return a self-contained HTML page that shows ``data``.
 
-    The page includes a base library, also for other packages: elements with text content only,
-    virtualized lists, sortable tables, zoomable graphs, a search, and light and dark styles.
+    The page includes a JavaScript library, which other packages may use: elements with text
+    content only, virtualized lists, sortable tables, zoomable graphs, a search, and light and dark
+    styles.
 
     Args:
         data: JSON-compatible data without infinite numbers.
         title: Title of the page.
         script: JavaScript that defines ``showPage(data)``.
-        style: CSS, appended to that of the base.
+        style: CSS, appended to the style of the library.
 
     Returns:
-        The page, to be written as UTF-8. Its content security policy admits only its own style and
-        script, by hash.
+        The page, to be written as UTF-8. Its content security policy admits only the style and
+        script of the page, by hash.
 
     Raises:
         ValueError: ``data`` holds a number that is infinite or not a number.

@@ -9,11 +9,11 @@ from difflib import SequenceMatcher
 from itertools import pairwise
 
 _LARGEST_EXACT = 40_000
-"""Gaps are matched exactly if the product of their lengths is at most this, else by anchors."""
+"""A gap is matched exactly if the product of its lengths is at most this, else by anchors."""
 
 _WORK = 64
-"""Items to compare for each input item. Ordinary pairs take a few; input constructed to split off
-one item at a time would take quadratic time, and is left unpaired at this limit."""
+"""Limit of compared items per input item. Ordinary inputs need few comparisons. A malicious input,
+from which one item at a time is split off, would take quadratic time; it is left unpaired."""
 
 Row = tuple[int, int]
 

@@ -14,8 +14,8 @@ class PayloadValue:
 
     Attributes:
         shape: Sizes; text for an unknown size.
-        constant_bytes: Its size in the payload, None if it is computed.
-        detail: Further properties, such as its scale.
+        constant_bytes: Size of the constant in the payload; None for a computed value.
+        detail: Further properties, such as the scale.
     """
 
     dtype: str

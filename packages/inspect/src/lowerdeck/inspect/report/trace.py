@@ -40,7 +40,7 @@ def watched_by(trace: str, program: Program) -> Watched:
     plans = {plan.name: plan for plan in program.execution_plan}
     if measured and not plans.keys() & measured.keys():
         raise TraceError(
-            f"the trace is of {', '.join(map(clip, measured))}, the file has "
+            f"the trace has the methods {', '.join(map(clip, measured))}, the file has "
             f"{', '.join(map(clip, sorted(plans))) or 'no method'}: use a trace of this file"
         )
     for name in plans.keys() & measured.keys():
@@ -82,7 +82,7 @@ def _watched(events: list[dict[str, Any]]) -> Watched:
 
 
 def _samples(about: Mapping[str, Any]) -> list[float | None]:
-    """Return the sampled numbers of a result, None for infinite and NaN."""
+    """Return the sampled numbers of a result, with None for infinities and NaN."""
     samples = [None if sample is None else float(sample) for sample in about.get("samples", [])]
     return [sample if sample is None or math.isfinite(sample) else None for sample in samples][
         :_MOST_SAMPLES
@@ -90,7 +90,7 @@ def _samples(about: Mapping[str, Any]) -> list[float | None]:
 
 
 def watched_entry(plan: ExecutionPlan, watched: Watched) -> list[dict[str, Any] | None] | None:
-    """Return the measurements of each instruction of a method, None if there are none.
+    """Return the measurements of each instruction of a method, or None without a trace.
 
     Args:
         watched: Times from a trace.

@@ -68,7 +68,7 @@ def tensor_text(tensor: Tensor) -> str:
 
 
 def value_text(value: KernelTypes, values: Sequence[EValue]) -> str:
-    """Return one value as a short text.
+    """Return a short description of a value.
 
     Args:
         values: All values of the method, for members of lists.
@@ -93,8 +93,8 @@ def value_text(value: KernelTypes, values: Sequence[EValue]) -> str:
             return _list([_int_at(item, values) for item in items[:_LONGEST_LIST]], len(items))
         case DoubleList(reals):
             return _list([repr(item) for item in reals[:_LONGEST_LIST]], len(reals))
-        case BoolList(truths):
-            return _list([str(item) for item in truths[:_LONGEST_LIST]], len(truths))
+        case BoolList(bools):
+            return _list([str(item) for item in bools[:_LONGEST_LIST]], len(bools))
         case TensorList(tensors) | OptionalTensorList(tensors):
             parts = ["None" if item < 0 else f"%{item}" for item in tensors[:_LONGEST_LIST]]
             return _list(parts, len(tensors))
