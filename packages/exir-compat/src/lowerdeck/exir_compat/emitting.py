@@ -17,7 +17,7 @@ class EmitterOutput:
     """Emission result in the form that exir's tools read.
 
     Attributes:
-        program: The program, in exir's classes if imported.
+        program: The program, in exir's classes if exir is imported.
         debug_handle_map: Debug handle of each instruction, by method and index; for delegate
             calls, the list of the handles in the delegate.
         method_to_delegate_debug_id_map: Debug maps of delegate calls, by method and instruction
@@ -43,7 +43,7 @@ def emitter_output(emitted: EmittedProgram, program: Any) -> EmitterOutput:
     """Return the emission result in the form of exir's emitter.
 
     Args:
-        program: The program, in exir's classes if loaded.
+        program: The program, in exir's classes if exir is imported.
     """
     external, names = _external_constants(emitted)
     state = emitted.program.mutable_data

@@ -56,7 +56,7 @@ class ExecutorchProgramManager(Manager):
 
     @cached_property
     def executorch_program(self) -> Program:
-        """The program as plain data, in exir's classes if imported."""
+        """The program as plain data, in exir's classes if exir is imported."""
         program: Program = to_exir_classes(self.emitted.program)
         return program
 

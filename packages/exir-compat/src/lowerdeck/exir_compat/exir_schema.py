@@ -11,7 +11,7 @@ from lowerdeck.serializer import Program
 
 
 def to_exir_classes(program: Any) -> Any:
-    """Return a program, or a part of it, in exir's classes if loaded, else unchanged.
+    """Return a program, or a part of it, in exir's classes if exir is imported, else unchanged.
 
     exir's printer and writer check these classes; code that calls them has imported exir.
 

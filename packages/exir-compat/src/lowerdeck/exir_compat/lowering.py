@@ -54,7 +54,8 @@ def to_edge_transform_and_lower(
     """Return a manager of programs with partitions lowered to backends.
 
     Args:
-        transform_passes: As for :meth:`EdgeProgramManager.transform`; they run first.
+        transform_passes: Passes that run before lowering, as for
+            :meth:`EdgeProgramManager.transform`.
         partitioner: One or several in order of priority, for all methods or in a mapping by
             method. Operators that they request are not decomposed.
         constant_methods: Results of constant methods.

@@ -311,7 +311,7 @@ def _tolerance(text: str) -> float:
 
 
 def _batch(text: str) -> tuple[int, int]:
-    """Return the smallest and the largest batch of ``batch=1:8``."""
+    """Return the bounds of a batch size, such as 1 and 8 for ``batch=1:8``."""
     match = re.fullmatch(r"batch=(\d{1,9}):(\d{1,9})", text)
     if match is None or not int(match[1]) < int(match[2]):
         raise argparse.ArgumentTypeError(f"found {text!r}, expected batch=MIN:MAX as in batch=1:8")
@@ -319,7 +319,7 @@ def _batch(text: str) -> tuple[int, int]:
 
 
 def _bounds(text: str) -> Bounds:
-    """Return the bounds of ``64`` or ``batch=8,x.1=512``."""
+    """Return the bounds in a text such as ``64`` or ``batch=8,x.1=512``."""
     if re.fullmatch(r"\d{1,9}", text):
         return int(text)
     bounds: dict[str, Any] = {}
@@ -337,7 +337,7 @@ def _bounds(text: str) -> Bounds:
 
 
 def _full_name(backend: str) -> str:
-    """Return ``XnnpackBackend`` for ``xnnpack``."""
+    """Return a backend's full name, such as ``XnnpackBackend`` for ``xnnpack``."""
     if ":" in backend or backend in quantization_names():
         return backend
     return installed_partitioner(backend).name

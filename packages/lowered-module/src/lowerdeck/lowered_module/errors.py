@@ -70,6 +70,6 @@ class CacheError(LoweringError, OSError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return the message of any error in one line."""
+    """Return the type and the first line of the message of an error."""
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}" if first else type(error).__name__

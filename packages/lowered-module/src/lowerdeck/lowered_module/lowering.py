@@ -149,7 +149,8 @@ def to_backend(
         A ``LoweredBackendModule``, a program, or a program for each method.
 
     Raises:
-        BackendNotFoundError: A backend is unknown; AmbiguousBackendError: two have the same name.
+        BackendNotFoundError: A backend is unknown.
+        AmbiguousBackendError: Two backends have the same name.
         PartitionError: A partitioner failed, changed the graph, or tagged nodes that cannot be
             delegated.
         OwnershipError: A partition cannot own a tagged tensor.

@@ -79,8 +79,8 @@ def find_quantization(name: str) -> Quantization:
         name: Name of an entry point in the group ``lowerdeck.quantizations``: the backend's.
 
     Raises:
-        BackendNotFoundError: No distribution has it.
-        AmbiguousBackendError: Several distributions have different ones.
+        BackendNotFoundError: No installed distribution registers it.
+        AmbiguousBackendError: Several distributions register different ones.
     """
     entry = only_entry(QUANTIZATIONS, name, f"{name!r} has no quantisation")
     quantization: Quantization = entry.load()()

@@ -82,7 +82,7 @@ class Precision(Protocol):
 
     @property
     def relative(self) -> float:
-        """Return the error relative to the largest value; 0 for float32."""
+        """Return the expected error relative to the largest value; 0 for float32."""
         ...
 
 

@@ -247,7 +247,7 @@ def _copy(value: object) -> object:
 
 
 def shape_text(value: object) -> str:
-    """Return the dtype and shape of a tensor; other values as they are printed."""
+    """Return the dtype and shape of a tensor, or the text of another value."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     name = str(value.dtype).removeprefix("torch.")

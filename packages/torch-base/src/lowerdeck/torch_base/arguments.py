@@ -15,7 +15,7 @@ def arguments_of(node: Node) -> dict[str, Any]:
     """Return a call's arguments by name, in schema order, with defaults.
 
     Returns:
-        Values by name, empty without a schema (``getitem``). One-element lists such as
+        Values by name; empty if there is no schema, as for ``getitem``. One-element lists such as
         ``stride=[2]`` are expanded to the schema's length.
 
     Example:

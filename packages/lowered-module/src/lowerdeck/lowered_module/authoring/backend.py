@@ -35,8 +35,8 @@ class PreprocessResult:
 
     Attributes:
         processed_bytes: The blob for the backend's runtime; it may be empty.
-        debug_handle_map: For each debug identifier that the runtime logs, the debug handles
-            of its nodes (see ``DelegateMappingBuilder``); None if it logs none.
+        debug_handle_map: For each debug identifier that the runtime logs, the debug handles of its
+            nodes (see ``DelegateMappingBuilder``); None if the runtime logs no identifiers.
         data_store_output: Named data that the runtime looks up by key, such as weights that
             several delegates share (from ``NamedDataStore.get_named_data_store_output()``).
         delegate_info_meta: Any data for ahead-of-time tools, available in

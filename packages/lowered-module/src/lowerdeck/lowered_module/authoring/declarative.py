@@ -37,8 +37,8 @@ def visits(
 ) -> Callable[[Visitor], Visitor]:
     """Mark a method of a ``DeclarativeBackend`` as the visitor of operators.
 
-    The backend takes the calls that meet the conditions. A method may be marked several times, for
-    other operators or with alternative conditions for the same ones.
+    The backend supports the calls that meet the conditions. A method may be marked several times,
+    for different operators or with alternative conditions.
 
     Args:
         *operators: Names such as ``"aten.add.Tensor"``; ``"aten.relu"`` is

@@ -143,7 +143,7 @@ class PartitionView:
             key: Key for the runtime; partitions that store the same bytes under the same key
                 share them.
             tensor: A dense tensor, such as one of ``constants``; it is not copied.
-            alignment: The bytes start at a multiple of this many bytes of the file.
+            alignment: Alignment of the bytes in the file.
         """
         self.named_data.add_named_data(key, bytes_of(tensor), alignment=alignment)
 

@@ -124,8 +124,8 @@ def find_partitioner(name: str) -> Any:
         An instance created without arguments.
 
     Raises:
-        BackendNotFoundError: No distribution has it.
-        AmbiguousBackendError: Several distributions have different ones.
+        BackendNotFoundError: No installed distribution registers it.
+        AmbiguousBackendError: Several distributions register different ones.
     """
     return installed_partitioner(name).load()()
 
@@ -134,8 +134,8 @@ def installed_partitioner(name: str) -> EntryPoint:
     """Return the entry point of the installed partitioner called ``name``.
 
     Raises:
-        BackendNotFoundError: No distribution has it.
-        AmbiguousBackendError: Several distributions have different ones.
+        BackendNotFoundError: No installed distribution registers it.
+        AmbiguousBackendError: Several distributions register different ones.
     """
     return only_entry(PARTITIONERS, name, f"backend {name!r} was not found")
 
@@ -147,8 +147,8 @@ def only_entry(group: str, name: str, missing: str) -> EntryPoint:
         missing: The beginning of the error message if there is none.
 
     Raises:
-        BackendNotFoundError: No distribution has it.
-        AmbiguousBackendError: Several distributions have different ones.
+        BackendNotFoundError: No installed distribution registers it.
+        AmbiguousBackendError: Several distributions register different ones.
     """
     entries = installed_entries(group, name) or [
         entry for entry in installed_entries(group) if _short(entry.name) == _short(name)

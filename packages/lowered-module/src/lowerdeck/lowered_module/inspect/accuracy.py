@@ -161,7 +161,7 @@ def pair_values(
     state: Mapping[str, torch.Tensor],
     state_of: Callable[[], Mapping[str, torch.Tensor]],
 ) -> Iterator[tuple[str, int, Any, Any]]:
-    """Yield outputs and state of a lowered model: name, number of the call, value, eager's value.
+    """Yield the name, call number, value and eager value of each output and buffer.
 
     Args:
         calls: The calls of the model.
@@ -253,7 +253,7 @@ def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _vary(leaf: Any, number: int) -> Any:
-    """Return a tensor of the same elements in another order, with floats scaled by eighths.
+    """Return a tensor with the elements in another order; floats are scaled by ``1 - number / 8``.
 
     Tokens, indices and masks stay in their ranges.
     """

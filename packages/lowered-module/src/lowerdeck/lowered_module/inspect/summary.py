@@ -218,7 +218,7 @@ def _remarks_in(module: LoweredBackendModule) -> Iterator[Remark]:
 
 
 def _delegated(delegates: Iterable[LoweredBackendModule]) -> Iterator[Node]:
-    """Yield the nodes that delegates compute, and the delegates in them."""
+    """Yield the nodes in delegates, also in nested delegates."""
     for delegate in delegates:
         graph_module = delegate.original_module.graph_module
         yield from computing_nodes(graph_module)

@@ -80,7 +80,7 @@ class ResultCache:
             return None
 
     def put(self, key: str | None, result: Any) -> None:
-        """Store ``result`` under ``key``; warn if that fails (disk full).
+        """Store ``result`` under ``key``; warn if that fails, such as on a full disk.
 
         Results with ``delegate_info_meta``, which may be any object, are not stored.
 

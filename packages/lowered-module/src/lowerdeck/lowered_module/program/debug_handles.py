@@ -14,8 +14,8 @@ HANDLE = "debug_handle"
 def assign_debug_handles(graph_module: GraphModule) -> int:
     """Assign new debug handles to calls and attributes without one; return the next unused one.
 
-    Modifies node metadata in place. Existing handles are kept, since they may refer to records of
-    another tool. New handles are unique in the program with its nested graphs.
+    Modifies node metadata in place. Existing handles are kept, since records of another tool may
+    refer to them. New handles are unique in the program with its nested graphs.
 
     Returns:
         The smallest handle above all used ones.

@@ -100,7 +100,7 @@ def leave_edge_form(program: ExportedProgram, parts: Iterable[ExportedProgram] =
     Args:
         program: A program from :func:`edge_form`, possibly changed; other programs are left
             unchanged.
-        parts: Partitions of it; their inputs are not changed.
+        parts: Partitions of the program; their inputs are not changed.
     """
     verifiers = program.graph_module.meta.pop(_VERIFIERS, None)
     if verifiers is None:

@@ -178,7 +178,7 @@ def _is_computable(node: Node) -> bool:
 
 
 def _tensors(node: Node) -> Sequence[torch.Tensor]:
-    """Return the example results with fixed sizes; none if a result is not a tensor."""
+    """Return the fake results of fixed sizes; an empty list if a result is not a tensor."""
     value = node.meta.get("val")
     results = value if isinstance(value, (tuple, list)) else (value,)
     if not all(isinstance(tensor, torch.Tensor) for tensor in results):

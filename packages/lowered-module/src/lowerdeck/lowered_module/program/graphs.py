@@ -77,7 +77,7 @@ def computing_nodes(graph_module: GraphModule) -> Iterator[Node]:
 def computes_tensor(node: Node) -> bool:
     """Return whether a call has a tensor as result, unlike an assertion or a size.
 
-    A call without metadata counts as one.
+    A call without metadata counts as a call that computes a tensor.
     """
     values = pytree.tree_leaves(node.meta["val"]) if "val" in node.meta else [torch.Tensor()]
     return any(isinstance(value, torch.Tensor) for value in values)

@@ -3,7 +3,7 @@
 ``flatten(2)`` of images with dynamic batch, height and width costs a kernel nothing, but backends
 whose reshapes infer only one dynamic size cannot delegate it. Operators that do not mix positions
 (a linear layer, a norm over channels, a sum) commute with such a view, which then cancels with the
-view back to images. ``view_rules`` has these operators, ``view_factors`` the terms.
+view back to images. ``view_rules`` lists these operators, and ``view_factors`` defines the terms.
 
 Two other changes for dynamic sizes: 1-D convolutions become 2-D ones on images of one row, and
 resized images become channels-last, which kernels resize in a sixth of the time.

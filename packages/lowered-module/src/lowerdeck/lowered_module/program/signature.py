@@ -198,7 +198,7 @@ def _outputs(
 def flat_call_graph(
     input_specs: Iterable[InputSpec], output_specs: Iterable[OutputSpec]
 ) -> list[ModuleCallEntry]:
-    """Return the call graph of a program that takes and returns flat tuples.
+    """Return the module call graph of a program that takes and returns flat tuples.
 
     Args:
         input_specs: Input specs of the program's signature; only user inputs count.

@@ -221,8 +221,8 @@ def find_factors(graph: Graph) -> dict[Node, Factors]:
 def _spares_views(factors: Factors) -> bool:
     """Return whether keeping the factors unmerged may make views unnecessary.
 
-    It does not for Swin's windows, whose batch merges three dynamic sizes: unmerged, these would
-    leave too few of XNNPACK's six dimensions for the heads of an attention.
+    The result is False for Swin's windows, whose batch merges three dynamic sizes: unmerged, these
+    would leave too few of XNNPACK's six dimensions for the heads of an attention.
     """
     dynamic = [sum(map(varies, factor)) for factor in factors if any(map(varies, factor))]
     return sum(dynamic) >= SEVERAL and (dynamic != [_WINDOWS] or len(factors) < MATRIX)

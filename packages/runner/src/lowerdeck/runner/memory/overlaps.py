@@ -116,7 +116,7 @@ class MemoryPlan:
                 yield state.index, part.index
 
     def _find_aliases(self) -> list[tuple[int, int]]:
-        """Return pairs (base, alias); the base is the last written value that contains it."""
+        """Return pairs (base, alias); the base is the last written value around the alias."""
         kept = self.liveness.kept
         pending = {
             index

@@ -109,7 +109,7 @@ class ProgramData:
         return tensor.data
 
     def named(self) -> dict[str, memoryview]:
-        """Return the named data of delegates: the program's and external blobs.
+        """Return the named data of delegates, from the program and from the external data.
 
         Raises:
             ProgramError: A key occurs in both.
