@@ -303,7 +303,7 @@ def _lowered_by(given: Any) -> Any:
         (_lowered_by(Pocket.partitioner), PartitionError, "call it"),
         (_lowered_by([Pocket.partitioner()]), PartitionError, "once for each"),
         (lambda: delegation_summary(nn.Tanh()), LoweringError, "found a Tanh, expected an exp"),  # type: ignore[arg-type]
-        (lambda: graph_html(nn.Tanh()), LoweringError, "found a Tanh, expected an exp"),  # type: ignore[arg-type]
+        (lambda: graph_html(nn.Tanh()), LoweringError, "found a Tanh, expected an Exp"),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_entries_and_arguments_are_refused(

@@ -66,7 +66,7 @@ class TextBackend(DeclarativeBackend):
 
         Args:
             op: Name of its operator, a key of ``kernels``.
-            arguments: Arguments of the operator; a node stands for its value.
+            arguments: Arguments of the operator; a node is replaced by its value.
             identifier: Identifier that the runtime logs; the step's number if None.
 
         Raises:

@@ -57,7 +57,7 @@ class ExecutorchBackendConfig:
     where safe, and memory is on the CPU.
 
     Attributes:
-        passes: Run on each method's program before emission, in ATen operators.
+        passes: Passes that run on each method's program, in ATen operators, before emission.
         memory_planning_pass: A :class:`MemoryPlanningPass` or an object with its attributes, or a
             mapping of these by method; only ``alloc_graph_input`` and ``alloc_graph_output`` may
             differ between methods.

@@ -12,9 +12,9 @@ from lowerdeck.torch_base import OpOverload
 class EdgeCompileConfig:
     """Settings of :func:`to_edge`, with exir's names.
 
-    Programs are lowered and emitted in ATen operators, so there are no Edge dialect checks and
-    no dim-order operators. If the Edge dialect (``executorch.exir``) has been imported, managers
-    return programs in it.
+    Programs are lowered and emitted in ATen operators, so there are no Edge dialect checks and no
+    dim-order operators. If the Edge dialect (``executorch.exir``) has been imported, managers
+    return programs in that dialect.
 
     Attributes:
         preserve_ops: Operators that are not decomposed.

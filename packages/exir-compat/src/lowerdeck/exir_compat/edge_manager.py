@@ -137,7 +137,7 @@ class EdgeProgramManager(Manager):
         """Return a manager of programs with tagged nodes lowered to backends.
 
         Args:
-            partitioner: One for all methods, or a mapping by method.
+            partitioner: One partitioner for all methods, or a mapping by method.
 
         Raises:
             UnknownMethodError: There is a partitioner for an unknown method.

@@ -56,8 +56,8 @@ def to_edge_transform_and_lower(
     Args:
         transform_passes: Passes that run before lowering, as for
             :meth:`EdgeProgramManager.transform`.
-        partitioner: One or several in order of priority, for all methods or in a mapping by
-            method. Operators that they request are not decomposed.
+        partitioner: One partitioner, or several in order of precedence, for all methods or in a
+            mapping by method. Operators that the partitioners request are not decomposed.
         constant_methods: Results of constant methods.
         compile_config: Selects further operators that are not decomposed.
         generate_etrecord: Record programs for ExecuTorch's devtools, which must be installed; see

@@ -45,7 +45,7 @@ class Trial:
 
     @property
     def is_right(self) -> bool:
-        """Whether it can be chosen."""
+        """Whether this lowering can be chosen."""
         return math.isfinite(self.milliseconds)
 
     def line(self, width: int = 20) -> str:

@@ -351,7 +351,7 @@ def _compared(
 ) -> tuple[tuple[OutputAccuracy, ...], str | list[str]]:
     """Return the difference of a file's outputs from the model's, and the compared sizes.
 
-    If the file cannot be compared, the result is no differences and the reason.
+    If the file cannot be compared, the result has no differences, but the reason.
     """
     if importlib.util.find_spec("lowerdeck.runner") is None:
         if check:

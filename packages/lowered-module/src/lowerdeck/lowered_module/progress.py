@@ -88,7 +88,7 @@ class Stages:
 
         Args:
             done: Number of trials done.
-            label: Result of the last one.
+            label: Result of the last trial.
         """
         if not self._closed:
             self._bar.write(f"  {done} of {total}: {label}", file=self._stderr)
@@ -100,7 +100,7 @@ class Stages:
 
         Args:
             done: Number of partitions done.
-            label: Label of the last one.
+            label: Label of the last partition.
         """
         self._bar.set_postfix_str(f"partition {done} of {total}: {label}")
 
@@ -109,7 +109,7 @@ class Stages:
 def buffered_stderr() -> Iterator[None]:
     """Hold back messages on stderr; print them at the end, or drop them after an error.
 
-    When torch raises an error it also prints the graph and logs warnings, which add nothing.
+    When torch raises an error, it also prints the graph and logs warnings, which are redundant.
 
     Example:
         >>> with buffered_stderr():

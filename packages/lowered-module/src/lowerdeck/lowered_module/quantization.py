@@ -37,7 +37,7 @@ class Quantization(Protocol):
         calibrated: Names of the modes that are calibrated with samples.
 
     For ``--dynamic`` or a factory with ``dynamic_shapes``, ``quantize`` is called with a keyword
-    argument ``dynamic_shapes``, as of ``torch.export.export``.
+    argument ``dynamic_shapes``, as for ``torch.export.export``.
 
     A class may also have a method ``why_float(mode, node)`` that returns why the weight read by a
     node of the quantised program stays float, or None if the mode does not quantise it.
@@ -98,11 +98,11 @@ def find_offer(
         has_samples: Whether there are calibration samples.
 
     Raises:
-        CommandError: No backend has a quantisation, it lacks the mode, or there are samples for a
-            mode without calibration.
+        CommandError: No backend has a quantisation, the quantisation lacks the mode, or there are
+            samples for a mode without calibration.
     """
     installed = quantization_names()
-    name = next((one for one in backends if one in installed), None)
+    name = next((backend for backend in backends if backend in installed), None)
     if name is None:
         raise CommandError(
             f"--quantize {mode} needs a --backend with quantisation; installed: "
@@ -113,7 +113,7 @@ def find_offer(
         )
     offer = find_quantization(name)
     if mode not in offer.modes:
-        modes = ", ".join(f"{one} ({meaning})" for one, meaning in offer.modes.items())
+        modes = ", ".join(f"{key} ({meaning})" for key, meaning in offer.modes.items())
         raise CommandError(
             f"found the mode {mode!r}, expected one of {name}: {modes}", ExitStatus.USAGE
         )

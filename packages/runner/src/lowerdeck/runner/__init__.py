@@ -1,4 +1,4 @@
-"""Run, watch and compare .pte programs in Python."""
+"""Run, profile and compare .pte programs in Python."""
 
 from lowerdeck.runner.binding import official_binding, official_binding_name
 from lowerdeck.runner.bundles import make_bundle

@@ -20,8 +20,8 @@ class Instruction(NamedTuple):
 
     Attributes:
         name: Operator, such as ``aten::add.out``.
-        reads: Values it reads, including list items.
-        writes: Values it writes, including list items.
+        reads: Values that the instruction reads, including list items.
+        writes: Values that the instruction writes, including list items.
         overwrites: The subset of ``writes`` that is overwritten completely.
         in_place: The subset of ``reads`` that may share memory with a result.
     """

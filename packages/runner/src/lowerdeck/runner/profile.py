@@ -77,7 +77,7 @@ class Profile:
 
         Args:
             limit: Number of rows, slowest first; None for all, in execution order.
-            by_name: Aggregate by operator, slowest first.
+            by_name: Whether to aggregate the events by operator, slowest first.
         """
         if by_name:
             return self._by_name(limit)
@@ -159,7 +159,7 @@ class Recorder:
     Args:
         sources: Maps instructions to source locations.
         poison: Fills dead memory after results are copied.
-        keep_values: Copy the results of each instruction.
+        keep_values: Whether to copy the results of each instruction.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ def _copy(value: object) -> object:
 
 
 def shape_text(value: object) -> str:
-    """Return the dtype and shape of a tensor, or the text of another value."""
+    """Return the dtype and shape of a tensor, or another value as text."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     name = str(value.dtype).removeprefix("torch.")

@@ -111,8 +111,8 @@ class LoadedProgram:
 
         Args:
             *inputs: Positional inputs, flat or in the model's structure.
-            profile: Return a :class:`Profile` with the result and the times and values of all
-                instructions.
+            profile: Whether to return a :class:`Profile` with the result, and the times and values
+                of all instructions.
             **kwargs: Keyword inputs of the model.
 
         Raises:

@@ -524,8 +524,8 @@ def mark_impure(module: GraphModule) -> None:
 def reads_only_earlier(nodes: Sequence[Node]) -> bool:
     """Return whether ``nodes`` is in topological order and reads no other nodes.
 
-    Inputs are checked, because torch may lose users, without ``all_input_nodes``, which builds
-    lists.
+    Only inputs are checked, because torch may lose users. ``all_input_nodes`` is avoided, because
+    it builds lists.
 
     Args:
         nodes: Distinct nodes of one graph.

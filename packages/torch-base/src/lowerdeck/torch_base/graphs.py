@@ -130,7 +130,7 @@ def _plain_values(program: ExportedProgram) -> dict[str, torch.Tensor]:
 
 
 def _misnamed_inputs(program: ExportedProgram) -> dict[Node, str]:
-    """Return the name in the signature of each placeholder that is named otherwise."""
+    """Return the name in the signature of each placeholder that has another name."""
     graph = program.graph
     nodes = graph.find_nodes(op="placeholder")
     names = [getattr(spec.arg, "name", None) for spec in program.graph_signature.input_specs]

@@ -90,7 +90,7 @@ def _open(path: Path, stack: ExitStack) -> PteFile:
 
 
 def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
-    """Yield a line for each difference of two files.
+    """Yield a line for each difference between two files.
 
     The layout of bytes (alignment, order of segments, sharing) is ignored.
 

@@ -29,7 +29,7 @@ _FOLDERS = {"delegate": "delegates", "named": "named_data"}
 
 
 class ExtractCommand:
-    """Writes each blob of a program to its own file, and a ``manifest.json`` that lists them."""
+    """Writes each blob of a program to a file, and a ``manifest.json`` that lists the files."""
 
     help = "write delegates and constants of a file to a folder"
 

@@ -1,4 +1,4 @@
-"""Differences of two programs: their methods and their stored data."""
+"""Differences between two programs: their methods and their stored data."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Section(NamedTuple):
 
     Attributes:
         kind: ``program``, ``constants``, ``state``, ``delegate``, ``named`` or ``unused``.
-        label: Its name in the page.
+        label: Name of the section in the page.
         offset: First byte, counted from the start of the file.
     """
 

@@ -90,9 +90,9 @@ def live_ranges(plan: ExecutionPlan) -> list[LiveRange]:
     """Return the live range of each tensor of ``plan`` in planned memory.
 
     A live range spans the first to the last instruction that uses the tensor, directly or through
-    a list or a moved handle; that of a view starts when its bytes are written. A tensor that is
-    live when a loop starts stays live until the loop ends. Tensors with a name or an initial value
-    are state, which is live during the whole method.
+    a list or a moved handle; the live range of a view starts when its bytes are written. A tensor
+    that is live when a loop starts stays live until the loop ends. Tensors with a name or an
+    initial value are state, which is live during the whole method.
 
     Returns:
         The ranges in order of value index; unused tensors have none.

@@ -86,15 +86,15 @@ def _handles_of(nodes: Nodes | None, handles: Handles | None) -> tuple[int, ...]
         raise DelegateMappingError(
             "found both or neither of nodes and handles, expected one of them"
         )
-    given: Any = nodes if handles is None else handles
-    candidates: list[Any] = [given] if isinstance(given, (Node, int)) else list(given)
-    found: set[Any] = {
+    entries: Any = nodes if handles is None else handles
+    candidates: list[Any] = [entries] if isinstance(entries, (Node, int)) else list(entries)
+    numbers: set[Any] = {
         candidate.meta.get("debug_handle") if isinstance(candidate, Node) else candidate
         for candidate in candidates
     } - {None}
-    if not found or not all(type(handle) is int for handle in found):
+    if not numbers or not all(type(handle) is int for handle in numbers):
         raise DelegateMappingError(
             f"found [{', '.join(map(str, candidates))}], expected nodes with debug handles, or "
             'handles: lower with to_backend, which sets node.meta["debug_handle"]'
         )
-    return tuple(sorted(found))
+    return tuple(sorted(numbers))

@@ -37,7 +37,7 @@ class PartitionView:
         ahead: The folded calls, and calls that only they read; no visitor gets these calls.
         outputs: The nodes whose values the delegate returns, in order.
         mutations: For each mutated owned placeholder, the node of its new value.
-        debug_map: From each instruction, by number or identifier, to its nodes.
+        debug_map: The nodes of each instruction, by number or identifier.
         named_data: Blobs that the runtime looks up by key.
     """
 
@@ -57,9 +57,9 @@ class PartitionView:
             if spec.kind == InputKind.USER_INPUT:
                 self.inputs.append(node)
             elif spec.target is not None:
-                held = values[spec.target]
+                data = values[spec.target]
                 # Detached: operations on a parameter would record autograd history.
-                self.constants[node] = held.detach() if isinstance(held, torch.Tensor) else held
+                self.constants[node] = data.detach() if isinstance(data, torch.Tensor) else data
                 owned[spec.target] = node
         self.outputs: list[Node] = []
         mutations: dict[Node, Node] = {}

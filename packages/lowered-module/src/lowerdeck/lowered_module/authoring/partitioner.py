@@ -115,7 +115,7 @@ def require_partitioner(value: object) -> None:
     """Check that an argument is a partitioner.
 
     Raises:
-        PartitionError: It is not a partitioner.
+        PartitionError: ``value`` is not a partitioner.
     """
     if isinstance(value, type):
         made_by = ".partitioner" if hasattr(value, "partitioner") else ""

@@ -26,7 +26,7 @@ from lowerdeck.torch_base import executorch_call_delegate, pytree, set_program_p
 
 
 class CallingConvention(NamedTuple):
-    """Conversion between a program's arguments and results and its delegate's.
+    """Conversion between a program's arguments and results and those of its delegate.
 
     Attributes:
         in_spec: Structure of the arguments and keyword arguments.
@@ -68,7 +68,7 @@ class CallingConvention(NamedTuple):
         if spec != self.in_spec:
             raise SignatureError(
                 f"found arguments structured as {spec}, expected {self.in_spec}: call the "
-                "delegate as the program that was lowered"
+                "delegate with the arguments of the lowered program"
             )
         return flat
 

@@ -179,5 +179,5 @@ class LoweredBackendModule(torch.nn.Module):
 
 
 def _unfilled() -> LoweredBackendModule:
-    """Return an empty delegate for unpickling; its ``__class__`` is determined anew."""
+    """Return an empty delegate for unpickling; its ``__class__`` is determined again."""
     return LoweredBackendModule.__new__(LoweredBackendModule)

@@ -60,7 +60,7 @@ def graph_html(
     """
     if not isinstance(program, ExportedProgram):
         raise LoweringError(
-            f"found a {type(program).__name__}, expected an exported program: torch.export.export"
+            f"found a {type(program).__name__}, expected an ExportedProgram: export it first"
         )
     picture = _Picture(reasons)
     picture.add_graph(program.graph_module, user_inputs(program), {}, -1)

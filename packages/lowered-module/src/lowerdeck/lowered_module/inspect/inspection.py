@@ -80,13 +80,13 @@ def format_delegated_graph(graph_module: GraphModule) -> str:
     Args:
         graph_module: One graph; a delegate's own delegates are shown too.
     """
-    fetched = {call.args[0]: one for _, one, call in get_lowered_submodules(graph_module)}
+    delegates = {call.args[0]: module for _, module, call in get_lowered_submodules(graph_module)}
     lines = ["graph():"]
     for node in graph_module.graph.nodes:
         text = node.format_node()
         if text:
             lines.append(f"    {text}")
-        delegate = fetched.get(node)
+        delegate = delegates.get(node)
         if delegate is not None:
             inner = format_delegated_graph(delegate.original_module.graph_module)
             lines.append(f"        backend_id: {delegate.backend_id}")

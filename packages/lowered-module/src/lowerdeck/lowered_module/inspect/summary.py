@@ -43,7 +43,7 @@ class Remark:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return ``1 node`` or ``2 nodes``."""
+    """Return a count and its noun, such as ``1 node`` or ``2 nodes``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

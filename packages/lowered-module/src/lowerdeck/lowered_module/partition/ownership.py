@@ -92,7 +92,7 @@ def _owners(
         raise OwnershipError(
             f"constant data node ({node.name}, {spec.target!r}) is tagged with ({tag}) but has "
             f"user ({other.name}) which has tag ({tag_of.get(other)}), and is marked no_copy: "
-            "remove the mark (sharing copies no byte), or leave it untagged"
+            "remove the mark (sharing does not copy), or leave it untagged"
         )
     return [reader for reader in groups if reader in readers]
 
@@ -109,8 +109,8 @@ def _own_state(
         where = tag_of.get(value) if isinstance(value, Node) else None
         raise OwnershipError(
             f"buffer {node.name!r} is tagged {tag!r}, but its new value {value} is computed "
-            f"{f'by partition {where!r}' if where else 'outside of every partition'}: tag the "
-            "computation of the new value alike, or leave the buffer untagged"
+            f"{f'by partition {where!r}' if where else 'outside of every partition'}: give the "
+            "computation of the new value the same tag, or leave the buffer untagged"
         )
     # The call overwrites the buffer, so other readers need copies of its old value and views.
     last = node.graph.find_nodes(op="placeholder")[-1]
@@ -119,15 +119,15 @@ def _own_state(
         if inner is not node:
             inside.append(inner)
         # Elements of lists are checked separately.
-        held = inner.meta.get("val")
-        if memory.group(inner) is not memory.group(node) or not isinstance(held, torch.Tensor):
+        fake = inner.meta.get("val")
+        if memory.group(inner) is not memory.group(node) or not isinstance(fake, torch.Tensor):
             continue
         foreign = [user for user in inner.users if tag_of.get(user) != tag]
         if not foreign:
             continue
         with node.graph.inserting_after(last if inner is node else inner):
             old = node.graph.call_function(_clone_like(value), (inner,))
-        old.meta = {"val": held.detach().clone(), DELEGATION_TAG: tag}
+        old.meta = {"val": fake.detach().clone(), DELEGATION_TAG: tag}
         for reader in foreign:
             reader.replace_input_with(inner, old)
         inside.append(old)

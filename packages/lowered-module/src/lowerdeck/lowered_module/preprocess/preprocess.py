@@ -101,7 +101,7 @@ def make_delegate(
 
     Args:
         result: Result of its backend.
-        convention: Calling convention, unless it is flat positional arguments.
+        convention: Calling convention; by default flat positional arguments.
     """
     # The delegate gets copies of the state that it changes; the caller's program keeps its values.
     give_own_state(cut.program)

@@ -38,9 +38,9 @@ def constant_inputs(program: ExportedProgram) -> dict[Node, str]:
 def constant_names(program: ExportedProgram) -> dict[str, str]:
     """Return the name in the state of each placeholder whose tensor no call changes.
 
-    Excluded are tensors mutated in place, which the signature of a program straight from
-    ``torch.export.export`` does not list, and tensors that another method lowered together
-    mutates. ``tag_constant_data`` applies the same rule.
+    Tensors are excluded if they are mutated in place, which the signature of a program straight
+    from ``torch.export.export`` does not list, or if another method lowered together mutates them.
+    ``tag_constant_data`` applies the same rule.
 
     Args:
         program: The whole program, or one partition as a separate program.
@@ -84,7 +84,7 @@ def constant_tensors(program: ExportedProgram) -> dict[str, torch.Tensor]:
         program: One partition as a separate program.
 
     Returns:
-        Placeholder names and their tensors.
+        The tensors, by placeholder name.
     """
     tensors = {**program.constants, **program.state_dict}
     return {name: tensors[target].detach() for name, target in constant_names(program).items()}

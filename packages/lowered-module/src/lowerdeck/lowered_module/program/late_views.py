@@ -276,14 +276,14 @@ class _Pass:
         first, other = cast("tuple[Node, Node]", node.args)
         for operand in filter(self._unmerged.__contains__, (first, other)):
             self._squeeze_ones(operand)
-        known = {x: self._unmerged[x].factors for x in (first, other) if x in self._unmerged}
-        factors = product_factors(node, known)
+        unmerged = {x: self._unmerged[x].factors for x in (first, other) if x in self._unmerged}
+        factors = product_factors(node, unmerged)
         if factors is None:
             return False
         at = len(factors) - 2
         if len(factors[at]) == 1:
             other = self._unmerged[other].node
-        elif other in known:
+        elif other in unmerged:
             other = self._merge(other)
         for _ in factors[at][1:]:
             shape = with_size_at(shape_of(other), at, 1)

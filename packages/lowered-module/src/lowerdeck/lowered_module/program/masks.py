@@ -188,12 +188,12 @@ def _summands(node: Node, mask: Any, facts: Mapping[Any, Any]) -> list[Node]:
         return _summands(node, mask.args[0], facts)
     if mask.target not in _WHERE or facts.get(mask.args[1]) is not _FINITE:
         return [mask]
-    shown, bias, hidden = mask.args
-    number = _number(hidden)
+    visible, bias, masked = mask.args
+    number = _number(masked)
     if number is None or number > _LOWEST:
         return [mask]
-    value = new_fake(mask.meta["val"], shape_of(shown))
-    return [bias, insert_call(node, _aten.where.Scalar, (shown, 0.0, number), value)]
+    value = new_fake(mask.meta["val"], shape_of(visible))
+    return [bias, insert_call(node, _aten.where.Scalar, (visible, 0.0, number), value)]
 
 
 def _number(value: Any) -> Any:

@@ -26,7 +26,7 @@ def with_plain_sizes(program: ExportedProgram) -> ExportedProgram:
     """Return a program whose padded sizes are products, with dependent sizes updated.
 
     Args:
-        program: Not changed, and returned itself if it has no such padding.
+        program: Any program; not changed, and returned itself if it has no such padding.
     """
     pads = any(_padding_of(node) for node in program.graph.nodes)
     return rewritten(program, _rewrite) if pads else program

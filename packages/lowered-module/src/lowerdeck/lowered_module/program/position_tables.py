@@ -109,15 +109,15 @@ def _lookups(program: ExportedProgram, changed: MemoryMap | None) -> dict[str, _
             if table is not None:
                 lookups[node.name] = _Lookup(chain[0], limits[chain[0]][0], table)
             continue
-        found = _limits(node, limits, program.range_constraints)
-        if found is not None:
-            limits[node] = found
+        bounds = _limits(node, limits, program.range_constraints)
+        if bounds is not None:
+            limits[node] = bounds
         root, *others = {
             roots.get(source) for source in node.all_input_nodes if not _is_number(source)
         } or (None,)
         if root is not None and not others and _is_elementwise(node):
             roots[node] = root
-        elif found is not None:
+        elif bounds is not None:
             roots[node] = node
     return lookups
 

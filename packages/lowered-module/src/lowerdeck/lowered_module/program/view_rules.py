@@ -197,25 +197,25 @@ VIEWS = frozenset(
 
 def find_factors(graph: Graph) -> dict[Node, Factors]:
     """Return the factors of all results that can stay unmerged."""
-    known: dict[Node, Factors] = {}
+    unmerged: dict[Node, Factors] = {}
     for node in graph.nodes:
         factors = None
         if node.target in VIEWS:
             source = node.args[0]
-            before = flat_sizes(known[source]) if source in known else shape_of(source)
+            before = flat_sizes(unmerged[source]) if source in unmerged else shape_of(source)
             factors = factor_view(before, shape_of(node))
             if factors is not None and not _spares_views(factors):
                 factors = None
         elif node.target in PRODUCTS:
-            factors = product_factors(node, known)
+            factors = product_factors(node, unmerged)
         elif node.target in BROADCASTS:
-            factors = broadcast_factors(node, known)
-        elif node.target in RULES and node.args[0] in known:
-            call = RULES[node.target](node, known[cast("Node", node.args[0])])
+            factors = broadcast_factors(node, unmerged)
+        elif node.target in RULES and node.args[0] in unmerged:
+            call = RULES[node.target](node, unmerged[cast("Node", node.args[0])])
             factors = None if call is None else call[2]
         if factors is not None:
-            known[node] = factors
-    return known
+            unmerged[node] = factors
+    return unmerged
 
 
 def _spares_views(factors: Factors) -> bool:

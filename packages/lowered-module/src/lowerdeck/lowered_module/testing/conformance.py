@@ -78,7 +78,7 @@ class ConformanceReport:
 def default_samples(seeds: Iterable[int] = range(6)) -> list[Sample]:
     """Return samples: two weighted partitions, then generated ones.
 
-    Some of the generated ones have state, dynamic sizes and branches.
+    Some generated samples have state, dynamic sizes or branches.
 
     Args:
         seeds: One seed for each generated sample.
@@ -102,8 +102,8 @@ def check_backend(
     Args:
         samples: Sample programs, each a ``Sample`` or ``(module, inputs)``; ``default_samples()``
             if None.
-        runtimes: Runtimes by backend id, which take precedence over installed ones. Without
-            any, files are written but not run.
+        runtimes: Runtimes by backend id, which take precedence over installed ones. Without a
+            runtime, files are written but not run.
         tolerance: Largest allowed difference from eager, absolute and relative; each sample is
             called three times with different inputs, and its state is compared.
 
@@ -240,10 +240,10 @@ def _obstacle(backend_ids: set[str], runtimes: Mapping[str, Any]) -> str | None:
 def _check_maps(delegates: list[Any]) -> None:
     for delegate in delegates:
         inner = nodes_of(delegate.original_module.graph_module)
-        known = {node.meta.get(HANDLE) for node in inner}
+        used = {node.meta.get(HANDLE) for node in inner}
         for key, handles in (delegate.meta["debug_handle_map"] or {}).items():
-            strange = set(handles) - known
-            _expect(not strange, f"{key!r} maps to handles {sorted(strange)} of no node")
+            unused = set(handles) - used
+            _expect(not unused, f"{key!r} maps to unused handles {sorted(unused)}")
 
 
 def _fingerprint(program: ExportedProgram) -> tuple[Any, ...]:

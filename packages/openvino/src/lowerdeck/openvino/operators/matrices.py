@@ -99,9 +99,9 @@ class Matrices(Translation):
     def _bias(self, arguments: Mapping[str, Any]) -> tuple[Output | None, Output | None]:
         """Return the mask as a finite bias, and the rows that are not fully masked.
 
-        In torch, a fully masked row is 0 for -inf, but for the smallest finite number it is
-        the mean of the values. A softmax without infinities cannot distinguish them, hence the
-        rows. Sums of bias and scores are finite.
+        In torch, a fully masked row is 0 for -inf, but for the smallest finite number it is the
+        mean of the values. A softmax without infinities cannot distinguish the two cases, so the
+        rows are returned too. Sums of bias and scores are finite.
         """
         zero, masked = self.read(0.0), self.read(torch.finfo(torch.float32).min * 0.75)
         mask = arguments["attn_mask"]

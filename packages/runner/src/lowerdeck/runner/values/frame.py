@@ -107,14 +107,14 @@ class Frame:
             raise ProgramError(f"{use} is value {index}, a constant or an alias of one")
 
     def is_rebound(self, index: int) -> bool:
-        """Return whether the register ``index``, or an item of the list, may be rebound."""
+        """Return whether the register ``index``, or an item of its list, may be rebound."""
         value = self.values[index]
         if isinstance(value, (IntList, TensorList, OptionalTensorList)):
             return any(item in self.rebound for item in value.items)
         return index in self.rebound
 
     def fetcher(self, index: int) -> Callable[[], object]:
-        """Return a function that reads the register ``index``, or the items of a list."""
+        """Return a function that reads the register ``index``, or the items of its list."""
         registers = self.registers
         value = self.values[index]
         if isinstance(value, (IntList, TensorList)):
