@@ -49,7 +49,7 @@ from lowerdeck.lowered_module.program.late_views import with_late_views
 from lowerdeck.lowered_module.program.masks import with_short_masks
 from lowerdeck.lowered_module.program.plain_sizes import with_plain_sizes
 from lowerdeck.lowered_module.program.position_tables import with_position_tables
-from lowerdeck.lowered_module.program.prepared import StateCopies
+from lowerdeck.lowered_module.program.prepared import MutableStateSnapshot
 from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.torch_base import (
     MemoryMap,
@@ -288,7 +288,7 @@ def _lowered(
         require_partitioner(partitioner)
     # The signature of a functional program lists all mutations.
     programs = {**programs, **{name: _functional(programs[name]) for name in partitioners}}
-    state = StateCopies(programs.values())
+    state = MutableStateSnapshot(programs.values())
     cut = {}
     for name, partitioner in partitioners.items():
         others = [parts for other, parts in programs.items() if other != name]

@@ -419,8 +419,8 @@ def decomposed_for(
     return decomposed
 
 
-# Decomposed, it computes the index of each element with a dozen kernels, at each call if sizes are
-# dynamic; the runtime has one kernel for it.
+# Its decomposition computes the index of each element with a dozen kernels, at each call if sizes
+# are dynamic; the runtime has a kernel for `roll`.
 _ROLL = torch.ops.aten.roll.default
 
 

@@ -34,7 +34,7 @@ __all__ = [
     "BackendRuntime",
     "LogsEvents",
     "DelegateLog",
-    # Watching
+    # Profiling and comparison
     "Profile",
     "Event",
     "SourceLocation",

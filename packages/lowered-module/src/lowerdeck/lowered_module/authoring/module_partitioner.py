@@ -85,8 +85,8 @@ class ModulePartitioner(Partitioner):
             refused.update(getattr(partitioner, "refused", {}))
             tags = {node: node.meta.pop(DELEGATION_TAG, None) for node in every}
             owned |= {node for node, tag in tags.items() if tag and node.op == "placeholder"}
-            # A run of a partition's nodes, in the graph's order, within one call of one module is
-            # a partition again: no value leaves it and comes back through the other nodes, which
+            # Consecutive nodes of a partition within one module call form a partition again: no
+            # value leaves it and comes back through other nodes of the original partition, which
             # all come before or after it.
             runs: dict[str, tuple[str | None, str]] = {}  # by tag: the call, the new tag
             for node in every:

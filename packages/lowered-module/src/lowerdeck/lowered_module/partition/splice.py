@@ -21,7 +21,7 @@ from lowerdeck.lowered_module.program.graphs import (
     outputs_of,
     value_of,
 )
-from lowerdeck.lowered_module.program.prepared import StateCopies
+from lowerdeck.lowered_module.program.prepared import MutableStateSnapshot
 from lowerdeck.torch_base import (
     LazyGraphModule,
     executorch_call_delegate,
@@ -32,7 +32,7 @@ from lowerdeck.torch_base import (
 
 
 def splice_delegates(
-    cut: CutProgram, delegates: Sequence[LoweredBackendModule], copies: StateCopies
+    cut: CutProgram, delegates: Sequence[LoweredBackendModule], copies: MutableStateSnapshot
 ) -> ExportedProgram:
     """Return the verified program with each partition replaced by a call of its delegate.
 

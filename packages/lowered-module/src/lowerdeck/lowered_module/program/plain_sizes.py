@@ -96,7 +96,7 @@ def _rewrite(graph: Graph) -> bool:
             lambda tensor: _with_sizes(tensor, plain), before
         )
         if isinstance(before, torch.SymInt) and node.op != "placeholder" and type(value) is int:
-            # It simplified to a number.
+            # The size simplified to a number.
             for user in list(node.users):
                 replace_input(user, node, value)
             graph.erase_node(node)

@@ -188,7 +188,7 @@ def _storage_of(value: Any) -> int | None:
     return storage_identity(value) if isinstance(value, torch.Tensor) else None
 
 
-class StateCopies:
+class MutableStateSnapshot:
     """Copies of mutable state, so that runs on the copies leave the originals unchanged.
 
     Tensors that share memory in the programs share it in the copies.
@@ -222,7 +222,7 @@ class StateCopies:
 def give_own_state(program: ExportedProgram) -> None:
     """Replace the mutable tensors of ``program`` by its own copies, in place."""
     if new_values(program):
-        copies = StateCopies([program])
+        copies = MutableStateSnapshot([program])
         set_program_parts(
             program,
             state_dict=copies.of(program.state_dict),

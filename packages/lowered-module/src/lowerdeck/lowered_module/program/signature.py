@@ -114,7 +114,7 @@ def sub_program(
     specs: dict[Node, InputSpec] = {}
     for inner, source in zip(graph.find_nodes(op="placeholder"), call.args, strict=False):
         if inner not in mine:
-            # It belongs to another partition, or shares the constant with one.
+            # The constant belongs to another partition, or is shared with one.
             inner.meta.pop(DELEGATION_TAG, None)
         spec = index.inputs.get(source.name) if isinstance(source, Node) else None
         if isinstance(source, Node) and spec and inner in mine and spec.kind in OWNABLE_KINDS:
