@@ -55,6 +55,7 @@ def masks() -> Iterator[Case]:
     yield case("attention_causal", lambda *args: attend(*args, is_causal=True, scale=0.3),
                (2, 5, 4), (2, 6, 4), (2, 6, 7))  # fmt: skip
     yield from given_masks()
+    yield from fills()
 
 
 def mixed(*shape: int) -> Tensor:
@@ -111,4 +112,33 @@ def given_masks() -> Iterator[Case]:
         *inputs(4),
         dynamic=(({2: length}, None, None, {0: length}),),
         others=tuple(inputs(rows) for rows in (1, 9, 3)),
+    )
+
+
+def fills() -> Iterator[Case]:
+    """Yield scores that are filled with a low number where a mask is True, or False."""
+    numbers = (-torch.inf, -1e9, -1e4, LEAST)
+    scores = 1e4 * torch.randn(2, 3, 5, 6)
+    scores[0, 0, 0] = torch.tensor([torch.inf, -torch.inf, 3e38, -3e38, 0.0, -0.0])
+
+    def all_forms(x: Tensor, mask: Tensor, mask_of_keys: Tensor) -> list[Tensor]:
+        y = x * 1.0
+        filled = (y.masked_fill(mask, one) for one in numbers)
+        others = (torch.where(mask_of_keys, y, one) for one in numbers)
+        return [one + 0.0 for one in (*filled, *others, torch.where(mask, -torch.inf, y))]
+
+    def given(rows: int) -> tuple[Tensor, ...]:
+        mask, keys = torch.rand(rows, 6) > 0.5, torch.rand(2, 1, 1, 6) > 0.5
+        mask[0, 1], keys[..., 1] = False, True  # a score of -inf stays -inf, not the least number
+        return scores[:, :, :rows].contiguous(), mask, keys
+
+    _, triangle, keys = given(5)
+    yield case("fill_constant", lambda x: all_forms(x, triangle, keys), scores)
+    length = Dim("length", min=1, max=5)
+    yield case(
+        "fill_given",
+        all_forms,
+        *given(5),
+        dynamic=(({2: length}, {0: length}, None),),
+        others=(given(3), given(1)),
     )

@@ -63,7 +63,7 @@ MANY = torch.zeros(65, dtype=torch.int64)
         (lambda x: x * (x > 0), "bool"),
         (lambda x: torch.relu(x[:0]), "empty"),
         (lambda x: x.reshape(1, 1, 2, 3, 4, 5)[..., ::2], "n-th element"),
-        (lambda x: F.pad(x, (-1, 0)), "negative"),
+        (lambda x: F.pad(x, (-5, 1)), "removes all elements"),
         (lambda x: torch.pow(x, 1.7), "exponent"),
         (lambda x: F.avg_pool2d(x, 3, divisor_override=7), "not the number of elements"),
         (lambda x: F.adaptive_avg_pool2d(x, 3), "not all of one size"),

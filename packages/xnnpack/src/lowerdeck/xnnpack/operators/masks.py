@@ -1,4 +1,4 @@
-"""Attention masks: constants, or run-time tensors of floats or bools."""
+"""Masks of attention and of its scores: constants, or run-time tensors of floats or bools."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch.fx import Node
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnGraph, XnnOperator
@@ -20,8 +21,13 @@ from lowerdeck.xnnpack.emit import (
     resized,
     symbols_refusal,
 )
+from lowerdeck.xnnpack.operators.contract import Operator, Table, table
 from lowerdeck.xnnpack.operators.images import largest_of_rows
 
+NO_SELECT = "XNNPACK has no select op; multiplying by a mask turns infinities into NaN"
+_MASKING = -1e4
+"""Largest fill that masks scores. Others may replace NaN, which a minimum may not."""
+_aten = torch.ops.aten
 _LARGEST = float(torch.finfo(torch.float32).max)
 
 
@@ -156,3 +162,87 @@ def _any_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
         XnnOperator.MULTIPLY, emission.tracked((*batch, rows), share), 2.0**40, (0.0, 1.0)
     )
     return resized(emission, ones, (*batch, rows, 1))
+
+
+class _Fill(NamedTuple):
+    """A call that replaces scores where a mask is True.
+
+    Attributes:
+        number: Name of the argument that replaces them.
+        scores: Name of the argument that is replaced.
+        mask: Name of the mask.
+        inverted: Whether they are replaced where the mask is False.
+    """
+
+    number: str
+    scores: str
+    mask: str
+    inverted: bool = False
+
+
+def _fill_of(call: Call) -> _Fill | None:
+    """Return how a call of ``where`` or ``masked_fill`` fills scores, or None if it does not."""
+    kinds = [_Fill("self", "other", "condition"), _Fill("other", "self", "condition", True)]
+    if "mask" in call.args:
+        kinds = [_Fill("value", "self", "mask")]
+    return next((fill for fill in kinds if _is_low(call, fill.number, fill.scores)), None)
+
+
+def _is_low(call: Call, name: str, scores: str) -> bool:
+    """Return whether an argument is a low number that scores, not constants, are filled with."""
+    value = call.args[name]
+    if isinstance(value, Node) and value.target in _SCALARS and call.is_constant(name):
+        value = value.args[value.target is _aten.full.default]
+    is_low = isinstance(value, (int, float)) and value <= _MASKING
+    return is_low and isinstance(call.args[scores], Node) and not call.is_constant(scores)
+
+
+def _emit_fill(emission: Emission, call: Call) -> None:
+    """Limit the scores from above and from below: by the number, or by infinity elsewhere.
+
+    The scores may be infinite. One of -inf stays -inf where the number is the lowest finite one.
+    """
+    fill = _fill_of(call)
+    assert fill is not None
+    number, scores, mask = (call.args[name] for name in fill[:3])
+    is_node = isinstance(number, Node)
+    low = float(emission.constant(number).flatten()[0] if is_node else number)
+    bounds = emission.of(mask).derived
+    # The layers of a model share one mask.
+    key = (_emit_fill, low, fill.inverted)
+    if key not in bounds:
+        bounds[key] = _bounds(emission, mask, low, inverted=fill.inverted)
+    upper, lower = bounds[key]
+    result = emission.binary(XnnOperator.MINIMUM, emission.of(scores), upper)
+    if low > -_LARGEST:
+        result = emission.binary(XnnOperator.MAXIMUM, result, lower)
+    emission.define(call.node, result)
+
+
+def _bounds(
+    emission: Emission, mask: Node, low: float, *, inverted: bool
+) -> tuple[Tracked, Tracked]:
+    """Return the upper and the lower bound of scores, of the sizes of their mask."""
+    tracked = emission.of(mask)
+    if tracked.is_constant:
+        bound = torch.where(emission.constant(mask) != inverted, -math.inf, math.inf)
+        return Tracked.of(bound.clamp(min=low)), Tracked.of((-bound).clamp(max=low))
+    operands = (tracked, 0.5) if inverted else (0.5, tracked)
+    sign = emission.binary(XnnOperator.SUBTRACT, *operands)
+    return (
+        emission.binary(XnnOperator.MULTIPLY, sign, math.inf, (low, math.inf)),
+        emission.binary(XnnOperator.MULTIPLY, sign, -math.inf, (-math.inf, low)),
+    )
+
+
+_SCALARS = (_aten.scalar_tensor.default, _aten.full.default)
+FILLS: Table = table(
+    {
+        "where.self where.ScalarSelf where.ScalarOther masked_fill.Scalar": Operator(
+            _emit_fill,
+            lambda call: NO_SELECT if _fill_of(call) is None else None,
+            computes=False,
+            bools=("condition", "mask"),
+        )
+    }
+)

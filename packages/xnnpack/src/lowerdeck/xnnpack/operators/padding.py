@@ -21,17 +21,32 @@ def _pad(e: Emission, x: Tracked, call: Call) -> Tracked:
             Layout.CHANNELS_LAST
         )  # the layout of convolutions, which padding may be fused into
     before, after = [0] * rank, [0] * rank
-    amounts = call.args["pad"]
-    for number in range(len(amounts) // 2):
-        before[rank - 1 - number], after[rank - 1 - number] = amounts[2 * number : 2 * number + 2]
+    for axis, first, last in _pairs(call):
+        if min(first, last) < 0:
+            cut = max(-first, 0), max(-last, 0)
+            x = e.sliced(x, axis, cut[0], int(x.shape[axis]) - sum(cut))
+        before[axis], after[axis] = max(first, 0), max(last, 0)
     return e.padded(x, before, after, float(call.args["value"] or 0), layout)
+
+
+def _pairs(call: Call) -> Iterator[tuple[int, int, int]]:
+    """Yield each dimension that may be padded, and the amounts before and after it."""
+    amounts: list[int] = call.args["pad"]
+    for number, (first, last) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
+        yield call.rank() - 1 - number, first, last
 
 
 def _pad_refusal(call: Call) -> str | None:
     if _mode(call) != "constant":
         return _repeat_refusal(call)
     plain = isinstance(call.args["value"], (int, float, type(None)))
-    return _amounts_refusal(call) or (None if plain else "its value is not a plain number")
+    if not all(isinstance(amount, int) for amount in _amounts(call)):
+        return "an amount of padding is symbolic"
+    for axis, first, last in _pairs(call):
+        size, removed = call.shape()[axis], max(-first, 0) + max(-last, 0)
+        if removed and not (is_fixed(size) and removed < int(size)):
+            return "it removes all elements of a dimension, or some of a dynamic dimension"
+    return None if plain else "its value is not a plain number"
 
 
 def _amounts_refusal(call: Call) -> str | None:

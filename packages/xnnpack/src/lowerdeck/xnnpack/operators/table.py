@@ -20,6 +20,7 @@ from lowerdeck.xnnpack.operators.contract import Operator, Table
 from lowerdeck.xnnpack.operators.convolution import CONVOLUTIONS
 from lowerdeck.xnnpack.operators.elementwise import CLAMPS, ELEMENTWISE
 from lowerdeck.xnnpack.operators.linear import LINEAR
+from lowerdeck.xnnpack.operators.masks import FILLS, NO_SELECT
 from lowerdeck.xnnpack.operators.normalization import NORMALIZATION
 from lowerdeck.xnnpack.operators.padding import PADDING
 from lowerdeck.xnnpack.operators.pieces import PIECES
@@ -40,6 +41,7 @@ OPERATORS: Table = {
     **COMPOSED,
     **CONVOLUTIONS,
     **ELEMENTWISE,
+    **FILLS,
     **LINEAR,
     **NORMALIZATION,
     **PADDING,
@@ -51,13 +53,7 @@ OPERATORS: Table = {
     **SHAPES,
 }
 _aten = torch.ops.aten
-_LEFT: dict[object, str] = dict.fromkeys(
-    named(
-        "where.self where.ScalarOther where.ScalarSelf where.Scalar "
-        "masked_fill.Scalar masked_fill.Tensor"
-    ),
-    "XNNPACK has no select op; multiplying by a mask turns infinities into NaN",
-)
+_LEFT: dict[object, str] = dict.fromkeys(named("where.Scalar masked_fill.Tensor"), NO_SELECT)
 _LEFT[_aten._int_mm.default] = (
     "XNNPACK multiplies integers only in layers that round whole rows and have constant weights"
 )
