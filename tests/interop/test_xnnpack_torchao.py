@@ -284,11 +284,11 @@ CONFIGURATIONS: dict[str, tuple[Callable[[], Any], set[str], str]] = {
     ),
     "dynamic, groups of 16 of int4": (
         lambda: intx(DYNAMIC, torch.int4, torchao.PerGroup(16)),
-        *(set(), "its weight has groups of 16 of 4 bits"),
+        *(set(), "its weight has groups of 16 with 4 bits"),
     ),
     "dynamic, groups of int8": (
         lambda: intx(DYNAMIC, torch.int8, torchao.PerGroup(32)),
-        *(set(), "its weight has groups of 32 of 8 bits"),
+        *(set(), "its weight has groups of 32 with 8 bits"),
     ),
     "alone, rows of int5": (
         lambda: intx(ALONE, torch.int5, torchao.PerAxis(0)),

@@ -159,7 +159,7 @@ def test_a_library_that_cannot_give_memory_back_is_left_alone(
 ) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())
     stored._trim.cache_clear()
-    stored.give_back()
+    stored.release_freed_memory()
     stored._trim.cache_clear()
 
 

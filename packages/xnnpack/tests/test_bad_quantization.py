@@ -151,7 +151,7 @@ def test_integers_beyond_half_a_byte_are_refused(
     error = failure(torch.export.export(net, ROWS), XnnpackPartitioner())
     assert error is not None
     said = f"{error} {error.__cause__}"
-    assert "whose limits say that they are of 4 bits" in said
+    assert "because the declared limits are those of 4 bits" in said
     assert str(wrong) in said
     assert "dequantize" in said
 

@@ -83,13 +83,13 @@ def shared_rows(count: int) -> Callable[..., Any]:
 
 def test_looking_for_readers_takes_steps_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = [0]
-    whole = rounding._passes_on
+    whole = rounding._keeps_rows
 
     def counted(*args: Any) -> bool:
         steps[0] += 1
         return whole(*args)
 
-    monkeypatch.setattr(rounding, "_passes_on", counted)
+    monkeypatch.setattr(rounding, "_keeps_rows", counted)
     found = []
     for count in (20, 40, 80):
         steps[0] = 0

@@ -65,7 +65,7 @@ KEPT_COMPOSITES: frozenset[OperatorBase] = frozenset(PRESERVED_ATEN_CIA_OPS)
 """Composite operators that torch keeps by default."""
 
 tensor_meta: Callable[..., Any] = _extract_tensor_metadata
-"""Returns the ``tensor_meta`` of a tensor; the second argument asks for its memory format."""
+"""Returns the ``tensor_meta`` of a tensor; with a true second argument, with memory format."""
 
 WRITING_CUSTOM: HigherOrderOperator = auto_functionalized_v2
 """Functional form of custom operators that mutate arguments."""
@@ -180,7 +180,8 @@ def record(
     """Return the operators that ``function`` calls on fake tensors, as in torch's retrace.
 
     Args:
-        function: Called with ``leaves``, where tensors are wrapped as functional tensors.
+        function: Function to call with ``leaves``, whose tensors are wrapped as functional
+            tensors.
         leaves: Fake tensors and symbols.
         rules: Decompositions of non-composite operators.
         differentiable: Positions of views of tensors that require gradients.
@@ -241,7 +242,7 @@ def run_fake(operator: Any, args: Any, kwargs: Any, mode: FakeTensorMode) -> Any
 
 
 class _FirstCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises where an operator is called."""
+    """Dispatch mode that raises an error at the first call of an operator."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         # Reading the device of a fake tensor is one of these.
@@ -299,7 +300,7 @@ def _functional(leaf: Any) -> Any:
 
 
 def _outcome(tracer: Any, wrapped: list[Any], result: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """Return the fields of a recording that describe the result, from ``result`` on."""
+    """Return the fields of a ``Recording`` from ``result`` on, which describe the result."""
     leaves = pytree.tree_leaves(result)
     returned: dict[int, int] = {}
     shared: dict[int, list[int]] = {}
@@ -367,8 +368,9 @@ def insert_assertions(
     """Insert runtime assertions on sizes in place, as at the end of torch's retrace.
 
     Args:
-        fixed: Numbers from data, which stay although an assertion makes them equal to sizes.
-        graph_module: A decomposed graph that computes equal sizes once.
+        fixed: Numbers read from tensors, which stay although an assertion makes them equal to
+            sizes.
+        graph_module: A decomposed graph in which equal sizes are computed once.
         export: Whether it is the program's root graph.
     """
     environment: Any = fake_mode_of(graph_module).shape_env

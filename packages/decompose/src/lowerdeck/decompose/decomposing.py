@@ -292,7 +292,7 @@ def _trace(
 
 
 def _without_signatures(program: ExportedProgram) -> list[ModuleCallEntry]:
-    """Return the module calls without values of the graph, which is a new one."""
+    """Return the module calls without their signatures, which name nodes of the old graph."""
     return [
         ModuleCallEntry(entry.fqn, None)
         if entry.fqn or entry.signature is None

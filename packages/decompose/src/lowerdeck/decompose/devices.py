@@ -53,7 +53,7 @@ def methods_on_cpu(programs: Mapping[str, ExportedProgram]) -> dict[str, Exporte
     """Return programs as ``on_cpu`` does; memory shared between programs stays shared.
 
     Args:
-        programs: By name, such as the methods of a file.
+        programs: Programs by name, such as the methods of a file.
 
     Raises:
         DecomposeError: As in ``on_cpu``.

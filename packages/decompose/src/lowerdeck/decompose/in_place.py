@@ -60,7 +60,7 @@ def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
 
 
 def _variant(node: Node, variants_by_kind: dict[Any, OpOverload | None]) -> OpOverload | None:
-    """Return the functional variant of an in-place call, or None if its result has other metadata.
+    """Return the functional variant of an in-place call, None if its metadata would differ.
 
     Args:
         variants_by_kind: Cache of variants; updated in place.

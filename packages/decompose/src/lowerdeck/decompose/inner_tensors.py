@@ -1,8 +1,8 @@
 """Replace tensor subclasses (torchao) by their inner tensors as inputs of a program.
 
 ``torch.export`` traces through most subclasses: graphs read only inner tensors, with
-``export.access_subclass_inner_tensor``. New placeholders, named as by ``run_decompositions``,
-replace these calls.
+``export.access_subclass_inner_tensor``. New placeholders, with the names that
+``run_decompositions`` gives them, replace these calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAME_PREFIXES = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b"}
 def unwrap_subclass_parameters(program: ExportedProgram) -> ExportedProgram:
     """Return a program with inner tensors of tensor subclasses as separate inputs.
 
-    The same as ``run_decompositions({})`` does, without a trace. Programs without subclass
+    The result is that of ``run_decompositions({})``, without a trace. Programs without subclass
     parameters, or with a node that reads one directly, are returned unchanged.
 
     Args:

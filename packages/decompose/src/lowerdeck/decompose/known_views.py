@@ -1,6 +1,6 @@
 """Known decompositions of calls with dynamic sizes.
 
-They save traces, which take 20 to 100 ms, mostly for symbolic guards.
+They avoid traces, which take 20 to 100 ms, mostly for symbolic guards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KNOWN = FRESH | _RESHAPES | _CASTS.keys() | {_ATEN.transpose.int, _ATEN.dropout.
 _CONTIGUOUS: Mapping[str, Any] = MappingProxyType({"memory_format": torch.contiguous_format})
 
 Step = tuple[Any, tuple[Any, ...], Mapping[str, Any], TensorFacts | tuple[TensorFacts, ...] | None]
-"""Operator, arguments after the tensor, keyword arguments, and result unless as recorded.
+"""Operator, arguments after the tensor, keyword arguments, and the result if not as recorded.
 
 If there are several results, the next step reads the first.
 """
@@ -135,7 +135,7 @@ def _is_contiguous(facts: TensorFacts, *, by_hint: bool = False) -> bool | None:
     """Return whether a tensor is contiguous, or None if that needs a guard.
 
     Args:
-        by_hint: Whether to take the answer for the example sizes.
+        by_hint: Whether to decide by the example sizes if a guard would be needed.
     """
     if facts.is_contiguous:
         return True

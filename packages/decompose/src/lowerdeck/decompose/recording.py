@@ -20,8 +20,8 @@ class Recording:
         inputs: Placeholders in input order.
         result: The result tree, with nodes for tensors and symbols.
         written: New values of mutated inputs, by position.
-        returned: Index of the input that a result leaf is, by position of the leaf.
-        shared: Inputs that a result leaf aliases, by position of the leaf.
+        returned: Index of the input that is returned as a result leaf, by position of the leaf.
+        shared: Inputs that alias a result leaf, by position of the leaf.
         unaliased: Positions of leaves that alias no input and no other leaf.
         differentiable: Positions of leaves that require gradients.
         unbacked: Whether unbacked symbols were created.

@@ -34,8 +34,8 @@ class Explanation:
     Attributes:
         reason: Why ``run_decompositions`` traces the whole program; None if calls are traced.
         traces: Number of traced distinct calls; unchanged calls need no trace.
-        copies: Number of calls copied from a previous trace, without unchanged calls.
-        failed: Whether the reason is an exception in a trace, by a fault of a rule, torch or this
+        copies: Number of calls copied from a previous trace, not counting unchanged calls.
+        failed: Whether the reason is an exception in a trace: a fault of a rule, torch or this
             package.
     """
 

@@ -127,7 +127,7 @@ _UNTAGGED = frozenset(
 
 
 def calls_no_others(operator: OpOverload) -> bool:
-    """Return whether no autograd or functionalization kernel of ``operator`` calls others."""
+    """Return whether no autograd or functionalization kernel of ``operator`` calls another one."""
     if torch.Tag.core in operator.tags or operator in _UNTAGGED:
         return True
     # A few have Python kernels.

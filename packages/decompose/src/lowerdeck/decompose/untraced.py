@@ -42,7 +42,7 @@ def record_untraced(
     """Return the recording of ``call`` if it is known to be a single call, else None.
 
     Args:
-        call: A call that is in no context such as autocast.
+        call: A call outside of contexts such as autocast.
         recorded: Fake result of the call, if known.
     """
     # Traces add default options to factory functions.
@@ -102,7 +102,8 @@ def _elementwise_result(
 ) -> Any:
     """Return the fake result of an elementwise call on one contiguous tensor of dynamic sizes.
 
-    It has the sizes of its operand; to infer them takes 20 ms. Returns None for other calls.
+    The result has the sizes of the operand; inferring them takes 20 ms. Returns None for other
+    calls.
     """
     facts = call.facts[0]
     if len(call.facts) > 1 or call.is_static or torch.Tag.pointwise not in operator.tags:
@@ -202,7 +203,7 @@ def convolution(
 
 
 def norm(image: Node, *arguments: Any) -> Any:
-    """Return the arguments of a norm by running statistics; None if it computes its own."""
+    """Return the arguments of a norm by running statistics; None for one by batch statistics."""
     *state, training, momentum, eps, _ = arguments
     return None if training or None in state[2:] else (image, *state, momentum, eps)
 

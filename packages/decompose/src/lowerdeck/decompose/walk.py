@@ -163,7 +163,7 @@ class Walk:
         """Return the node of ``value`` with all writes applied.
 
         Args:
-            value: Its node and generation are updated in place.
+            value: The value, whose node and generation are updated in place.
         """
         # Views are regenerated from the base, as in torch's FunctionalTensorWrapper.
         if not value.is_current:
@@ -348,7 +348,7 @@ class Walk:
         is_kept = self.templates.rules.keeps_call(node)
         # A copied call would not cast its arguments.
         if is_kept and is_autocast(tuple(key for key, _ in self.state)):
-            raise WholeProgramError(f"{node.name!r} is to be kept in an autocast region")
+            raise WholeProgramError(f"{node.name!r} is in keep and in an autocast region")
         is_copied = is_kept or self._becomes_itself(target, node)
         if is_copied and self._has_recorded_inputs(node, env):
             return self.copy_unchanged(node, args, kwargs)
@@ -375,8 +375,8 @@ class Walk:
         is_known = node.target in self._known_operators
         return is_known and is_dynamic and not self.state and is_safe
 
-    def _leaves(self, part: OpOverload, call: Node) -> bool:
-        """Return whether a part of a call is not decomposed further."""
+    def _is_final(self, part: OpOverload, call: Node) -> bool:
+        """Return whether an operator in the decomposition of a call is not decomposed further."""
         rules = self.templates.rules
         if part not in rules.others:
             return rules.leaves(part)
@@ -390,14 +390,14 @@ class Walk:
             options = {"layout": torch.strided, "device": node.meta["val"].device}
             options = {**options, "pin_memory": False, **node.kwargs}
             target = _ATEN.arange.start_step
-            is_left = self._leaves(target, node)
+            is_left = self._is_final(target, node)
             return self.copy_unchanged(node, (0, *args), options, target) if is_left else None
         value: Value = args[0]
         if value.requires_grad:
             return None
         facts = self.writer.facts(self.current(value))
         steps = known_steps(node, self.read(tuple(args[1:])), facts, self.writer.symbol)
-        if steps is None or not all(self._leaves(target, node) for target, *_ in steps):
+        if steps is None or not all(self._is_final(target, node) for target, *_ in steps):
             return None
         for target, others, kwargs, result in steps:
             fake = self.writer.fake(result)
@@ -412,7 +412,7 @@ class Walk:
         facts = self.writer.facts(self.current(value))
         dtypes = {facts.dtype, node.meta["val"].dtype}
         is_number = type(number) is float and not value.requires_grad
-        is_number &= self._leaves(_ATEN.where.self, node)
+        is_number &= self._is_final(_ATEN.where.self, node)
         if not is_number or len(dtypes) > 1 or not facts.dtype.is_floating_point:
             return None
         fake = self.writer.fake(replace(facts, shape=(), stride=()))

@@ -30,7 +30,7 @@ class InheritedMeta:
     """Metadata that new nodes inherit from an original node.
 
     Args:
-        reader: Node whose module the new nodes belong to, if not the source's.
+        reader: Node whose module the new nodes belong to, if that is not the module of the source.
     """
 
     __slots__ = ("_meta", "source")
@@ -63,8 +63,8 @@ class Writer:
         mode: Fake mode of recorded values.
 
     Attributes:
-        fixed: New nodes by original node: numbers from data that an assertion fixes, and what is
-            computed from them.
+        fixed: New nodes by original node: numbers read from tensors that an assertion fixes, and
+            values computed from those numbers.
     """
 
     def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
@@ -156,7 +156,7 @@ class Writer:
         return new_node
 
     def fake(self, facts: Any) -> Any:
-        """Return a value with some facts.
+        """Return a fake value with the given facts.
 
         Args:
             facts: As ``facts_of`` returns them.

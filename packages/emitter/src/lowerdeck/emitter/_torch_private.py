@@ -33,7 +33,7 @@ def operator_schemas(name: str) -> Sequence[torch.FunctionSchema]:
 
 
 def overload_packet(operator: OpOverload) -> OpOverloadPacket:
-    """Return the overload packet of an overload's operator."""
+    """Return the overload packet of an operator overload."""
     return operator._overloadpacket
 
 

@@ -19,7 +19,7 @@ class RegionError(GraphFuserError, ValueError):
 class CycleError(RegionError, RuntimeError):
     """A graph has a dependency cycle, or outlining would create one.
 
-    Also a ``RuntimeError``, for callers that catch the one of torch's ``legalize_graph``.
+    Also a ``RuntimeError``, for callers that catch the error of torch's ``legalize_graph``.
 
     Attributes:
         path: Nodes of the cycle; the first and last are in the same region. Neighbours are joined

@@ -21,15 +21,15 @@ _NO_CHILDREN: list[int] = []
 class Region:
     """Nodes to outline into one submodule, and nested regions.
 
-    Compared by identity, as regions are keys of the result.
+    Regions are compared by identity, because they are keys of the result.
 
     Attributes:
         name: Attribute path of the submodule in its parent module; unique among siblings.
         nodes: Direct nodes in any order, without those of ``children``.
         children: Nested regions.
         always_return_tuple: Return a tuple even for a single output.
-        inputs: Outer nodes to pass first in this order, even if unused; other inputs follow. Fixes
-            the signature.
+        inputs: Outer nodes to pass first in this order, even if unused; other inputs follow. This
+            fixes the signature.
         outputs: Inner nodes to return first in this order, even if unused outside.
     """
 
@@ -96,7 +96,7 @@ def region_tree(graph: Graph, regions: Sequence[Region]) -> RegionTree:
         _enter(tree, region, parent)
     for index, entered in enumerate(tree.regions):
         if entered is not None:
-            _claim(tree, graph, entered, index)
+            _add_members(tree, graph, entered, index)
     _order_members(tree)
     return tree
 
@@ -121,7 +121,7 @@ def _enter(tree: RegionTree, region: Region, parent: int) -> None:
     tree.children[parent].append(index)
 
 
-def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
+def _add_members(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
     region_of, position = tree.region_of, tree.position
     claimed = len(region_of)
     if not region.nodes and not region.children:
@@ -131,7 +131,7 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
         )
     for node in region.nodes:
         if node not in position:
-            raise _stranger(node, graph, region.name)
+            raise _foreign_node_error(node, graph, region.name)
         if node.op in {"placeholder", "output"}:
             raise RegionError(
                 f"Region {region.name!r} names {node.name!r}, a {node.op} node; only computing "
@@ -151,7 +151,7 @@ def _claim(tree: RegionTree, graph: Graph, region: Region, index: int) -> None:
         )
 
 
-def _stranger(node: object, graph: Graph, name: str) -> RegionError:
+def _foreign_node_error(node: object, graph: Graph, name: str) -> RegionError:
     if not isinstance(node, Node):
         return RegionError(
             f"Region {name!r} names {node!r}, which is a {type(node).__name__}; expected nodes of "

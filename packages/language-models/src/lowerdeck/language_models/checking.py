@@ -40,9 +40,10 @@ def check_lines(
 ) -> tuple[bool, list[str]]:
     """Return whether the file generates the model's tokens, and the lines of a report.
 
-    Both read the prompt and the model's continuation of it. The model reads the whole text at each
-    step, without a cache, to detect errors of the file's cache. If the logits of the model's two
-    most likely tokens are closer than ten times the error, other tokens are accepted.
+    The file and the model both read the prompt and the model's continuation of it. The model reads
+    the whole text at each step, without a cache, to detect errors of the file's cache. If the
+    logits of the model's two most likely tokens are closer than ten times the error, other tokens
+    are accepted.
 
     Args:
         decoder: The model with the exported weights.
@@ -85,5 +86,5 @@ def check_lines(
         )
     # Negated, because comparisons with NaN are false.
     elif not error <= _MOST * largest:
-        lines.append(f"check failed   rounding explains at most {_MOST:.0%} of the largest logit")
+        lines.append(f"check failed   logits differ by more than {_MOST:.0%} of the largest logit")
     return len(lines) == 1, lines

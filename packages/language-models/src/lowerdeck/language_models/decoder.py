@@ -22,7 +22,7 @@ from lowerdeck.language_models.errors import UnsupportedModelError, first_line
 _EXAMPLE_TOKENS = 3
 _SINGLE = (1, 1, 1)
 _CROSSING = (SHORT - 1, 2, 1, 1)
-"""Tokens per call: a call before the change, one across it, then single tokens."""
+"""Tokens per call: a call up to the length of the change, one across it, then single tokens."""
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
 _COARSE = 0.1
 """Tolerated rounding differences, relative to the largest logit."""
@@ -61,9 +61,9 @@ class PositionedLayer(StaticLayer):  # type: ignore[misc]
 class CachedDecoder(nn.Module):
     """Decoder that computes the logits of the next token and keeps keys and values.
 
-    Takes tokens, ``int64[1, n]``, and their positions, ``int64[n]``, ascending by one; returns
-    logits, ``float[1, 1, vocabulary]``. The cache from the first position on is overwritten or
-    ignored, so a new text starts at position 0.
+    The module takes tokens, ``int64[1, n]``, and their positions, ``int64[n]``, ascending by one;
+    returns logits, ``float[1, 1, vocabulary]``. The cache from the first position on is
+    overwritten or ignored, so a new text starts at position 0.
 
     Args:
         model: A decoder of transformers.
@@ -109,8 +109,8 @@ class CachedDecoder(nn.Module):
 
         The first token determines the sizes of keys and values, which configurations do not name
         consistently: the number of shared heads has several names, and compressed keys are wider
-        than values. Equal logits show that the family has no other state, and whether positions
-        can be passed: some families add an offset only if they are not.
+        than values. Equal logits show that the family has no other state, and that positions can
+        be passed: some families add an offset only if no positions are passed.
         """
         faults = []
         for self._passes_positions in (True, False):
@@ -130,7 +130,8 @@ class CachedDecoder(nn.Module):
     def _try_beyond(self, count: int, name: str) -> None:
         """Compare a text longer than ``count`` tokens, where the model changes.
 
-        The change is moved to a few tokens, because texts as long as windows take minutes.
+        The text length of the change is reduced to a few tokens, because texts as long as windows
+        take minutes.
         """
         with shortened(self.model, count):
             try:
@@ -158,7 +159,7 @@ class CachedDecoder(nn.Module):
     def _fault(
         self, steps: Sequence[int], whole: torch.Tensor | None = None
     ) -> tuple[str | None, Exception | None]:
-        """Return the fault in the logits of a text read in steps, and its cause."""
+        """Return what is wrong with the logits of a text read in steps, and the cause, or None."""
         implementation = (
             "llama::custom_sdpa" if self._custom else "a static cache of keys and values"
         )

@@ -22,7 +22,7 @@ KERNELS = {
 """Kernels that a file needs in addition to the runtime's portable ones, by bits."""
 
 GROUP = 32
-"""Weights of a row that share a scale in 4 bits; in 8 bits the whole row shares one."""
+"""Number of weights that share a scale in 4 bits; in 8 bits a whole row shares one."""
 
 _ROWS = 1024
 """Rows quantised at once."""

@@ -50,9 +50,9 @@ def export_language_model(
 
     Args:
         model: A decoder of transformers, or the folder of one.
-        quantize: Form of linear layers: ``"none"``; ``"fp16"`` stores weights in float16;
-            ``"8da4w"`` and ``"8da8w"`` quantise weights to 4 or 8 bits, and activations to 8 at
-            run time.
+        quantize: Format of the weights of linear layers: ``"none"``; ``"fp16"`` stores weights in
+            float16; ``"8da4w"`` and ``"8da8w"`` quantise weights to 4 or 8 bits, and activations
+            to 8 at run time.
         group: Number of weights that share a scale in ``"8da4w"``.
         quantize_embedding: Bits of the embedding, 8 or 4; None for no quantisation. The
             application must link the quantised kernels.
@@ -249,7 +249,7 @@ def _length_limits(model: PreTrainedModel) -> Iterator[int]:
 
 
 def _keep_frequencies(model: PreTrainedModel) -> None:
-    """Fix the rotary frequencies that change only beyond the model's own text length.
+    """Make rotary frequencies constant if they change only beyond the model's own text length.
 
     transformers compares the text length with this limit for each token, a data-dependent
     condition that torch.export rejects. The context never exceeds the limit.

@@ -84,7 +84,7 @@ def _stored_dtype(folder: Path) -> torch.dtype | None:
 def _has_computed(dtype: torch.dtype, model: PreTrainedModel) -> bool:
     """Return whether a model has tensors of this dtype that are not loaded from its files.
 
-    They were rounded when the model was built, such as the factor of Gemma's embedding.
+    Such tensors, like the factor of Gemma's embedding, were rounded when the model was built.
     """
     read = {*model.state_dict()}
     computed = [buffer for name, buffer in model.named_buffers() if name not in read]

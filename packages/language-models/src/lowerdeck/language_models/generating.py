@@ -21,7 +21,7 @@ from lowerdeck.runner import (
 )
 
 Step = Callable[[Sequence[int], int], tuple[int, float]]
-"""Maps tokens and the position of the first to the next token and the seconds of the call."""
+"""Maps tokens and the position of the first one to the next token and the call's seconds."""
 
 DECODE = "decode"
 """Optional method for exactly one token."""

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lowerdeck.language_models.embeddings import QuantizedEmbedding
 from lowerdeck.language_models.errors import LanguageModelError
-from lowerdeck.language_models.stored import StoredLinear, give_back, joined
+from lowerdeck.language_models.stored import StoredLinear, joined, release_freed_memory
 
 _INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it
 
@@ -165,7 +165,7 @@ def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | Non
     # With plain tensors each distinct layer is decomposed once; with the subclass torch traces the
     # whole program, which takes seven times as long.
     unwrap_tensor_subclass(holder)
-    give_back()
+    release_freed_memory()
     return holder["layer"]
 
 

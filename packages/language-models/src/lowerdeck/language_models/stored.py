@@ -97,7 +97,8 @@ def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     A large result is stored in an unlinked file, unless none can be written.
 
     Args:
-        parts: At least one; a single large tensor is moved to a file, a small one is returned.
+        parts: At least one tensor; a single large one is moved to a file, a single small one is
+            returned.
     """
     count = sum(part.numel() for part in parts)
     if count >= _SMALL:
@@ -112,7 +113,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     yield from torch.split(tensor.detach().reshape(-1), _PIECE)
 
 
-def give_back() -> None:
+def release_freed_memory() -> None:
     """Return freed memory to the system, if the C library can.
 
     glibc keeps freed blocks of less than 32 MB, and free blocks between small allocations cannot

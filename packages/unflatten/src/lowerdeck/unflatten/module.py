@@ -80,7 +80,7 @@ class GeneratedModule(Refusing):
     def graph_module(self) -> GraphModule:
         """A new ``torch.fx.GraphModule`` of the graph, with this module's children and state.
 
-        It takes and returns flat values.
+        The graph module takes and returns flat values.
         """
         body: Body = self.__dict__[PRIVATE]
         names = {str(node.target) for node in body.graph.nodes if node.op in _READS}

@@ -34,7 +34,7 @@ class TensorFacts:
         """Return the facts of a fake tensor.
 
         Raises:
-            WholeProgramError: It is not a plain strided fake tensor.
+            WholeProgramError: The tensor is not a plain strided fake tensor.
         """
         if type(tensor) is not FakeTensor:
             raise WholeProgramError(f"a value has the unsupported type {type(tensor).__name__}")

@@ -30,7 +30,7 @@ class Call(NamedTuple):
     """A call with its template key.
 
     Attributes:
-        key: Equal for calls with the same decomposition; starts with the target.
+        key: Key that is equal for calls with the same decomposition; starts with the target.
         inputs: Distinct tensors and symbols: ``Value`` or ``Node``.
         nodes: Current nodes of the inputs.
         args: Arguments with ``Slot`` for inputs.

@@ -24,7 +24,7 @@ class View:
     Attributes:
         args: Arguments, with ``PARENT``, and in templates ``Slot`` for inputs of the call.
         index: Index of the result of a multi-output op, else None.
-        source: Original node that created it; None in templates.
+        source: Original node that created the view; None in templates.
     """
 
     target: Any
@@ -43,7 +43,7 @@ class Memory:
         generation: Number of writes so far.
         pending: Writes not yet applied to the base: new value, views written through, and original
             node.
-        hidden: Whether a value may alias it in an unknown way.
+        hidden: Whether a value may alias the memory in an unknown way.
     """
 
     base: Node
@@ -57,7 +57,7 @@ class Value:
     """Tensor of the original program.
 
     Attributes:
-        node: Node as of ``generation``.
+        node: Node of the tensor after ``generation`` writes.
         views: Chain of views from the base.
         generation: Number of writes included in the node.
         requires_grad: Whether it is a parameter or a view of one.
@@ -71,7 +71,7 @@ class Value:
 
     @classmethod
     def fresh(cls, node: Node) -> Value:
-        """Return a value with memory of its own."""
+        """Return a value with new memory."""
         return cls(node, Memory(node))
 
     @property

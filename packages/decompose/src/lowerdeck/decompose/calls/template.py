@@ -73,10 +73,10 @@ class Template(NamedTuple):
     Attributes:
         inputs: Placeholders of the call's distinct inputs.
         results: Tree with ``Result`` for tensors and symbols.
-        written: New values of mutated inputs, by position.
+        written: New values of mutated inputs, by position of the input.
         opaque: Inputs that a result may alias in an unknown way.
-        by_base: Whether it calls a mutating custom operator; on a view, the form of that call
-            depends on the base and the view's position in it.
+        by_base: Whether the decomposition calls a mutating custom operator; on a view, the
+            arguments of that call depend on the base and the view's position in it.
     """
 
     inputs: tuple[Node, ...]
@@ -88,7 +88,7 @@ class Template(NamedTuple):
 
     @property
     def is_static(self) -> bool:
-        """Return whether it has no symbols, so that programs can share it."""
+        """Return whether the template has no symbols, so that programs can share it."""
         return all(is_static(step.facts) for step in self.steps)
 
     @classmethod
@@ -98,12 +98,12 @@ class Template(NamedTuple):
         """Return the template of a recorded call.
 
         Args:
-            recording: Its nodes are moved to the template.
+            recording: The recording, whose nodes are moved to the template.
             undecomposed: The call recorded without rules, to find the views of results, because
                 the inverses of a view and its decomposition differ. None if no result is a view.
 
         Raises:
-            WholeProgramError: A copy could not reproduce its effects.
+            WholeProgramError: A copy could not reproduce the effects of the call.
         """
         _check(recording)
         graph = recording.graph
@@ -245,7 +245,7 @@ def parent_of(node: Node) -> Node | None:
     for argument, value in zip(schema_of(node.target).arguments, node.args, strict=False):
         if argument.alias_info is not None:
             return value if isinstance(value, Node) else None
-    raise WholeProgramError(f"{node.target} aliases more than its first arguments")
+    raise WholeProgramError(f"{node.target} returns an alias of an unknown argument")
 
 
 def _origin(node: Node, inputs: Mapping[Node, int]) -> tuple[Node, tuple[View, ...]]:

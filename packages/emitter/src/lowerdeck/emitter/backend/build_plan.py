@@ -236,7 +236,7 @@ class PlanBuilder:
             return self._append(_tensor(value))
         start = storage.offset + offset
         key = ("planned", storage, offset, value.dtype, value.sizes, value.dim_order)
-        if root.grows and root is not value and _alike(value, root):
+        if root.grows and root is not value and _matches_root(value, root):
             return self._tensor_index(root)
         # Dynamic tensors and their views never share an entry: the runtime resizes entries in
         # place.
@@ -258,7 +258,7 @@ class PlanBuilder:
         return index
 
 
-def _alike(value: TensorValue, root: TensorValue) -> bool:
+def _matches_root(value: TensorValue, root: TensorValue) -> bool:
     """Return whether a view has offset 0 and the dtype, shape and layout of its root."""
     kind = (value.dtype, value.sizes, value.dim_order)
     return kind == (root.dtype, root.sizes, root.dim_order)

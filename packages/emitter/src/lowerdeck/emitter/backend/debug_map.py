@@ -20,7 +20,7 @@ class InstructionSource(NamedTuple):
     """Source of one instruction.
 
     Attributes:
-        handles: Debug handles of its nodes.
+        handles: Debug handles of the nodes that the instruction computes.
         operator: A kernel's full name, a backend's id, or ``"move"``, ``"jump"``.
         node: Name of the node in the caller's program, "" for steps that the emitter added.
         source_line: ``File "...", line N, in f``, "" when unknown.
@@ -57,7 +57,7 @@ class DebugTrace:
 
     Args:
         exported: The caller's program, before decomposition.
-        unused: Iterator of unused handles, one of which each node without a handle gets.
+        unused: Iterator of unused handles, for nodes that have none.
     """
 
     def __init__(self, exported: ExportedProgram, unused: Iterator[int]) -> None:

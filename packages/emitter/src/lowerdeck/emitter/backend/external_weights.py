@@ -82,12 +82,12 @@ class ChosenFiles:
         def stem_of(key: str) -> str | None:
             # Constants that the emitter computed have no placeholder: they stay in the program.
             if key not in stems and key in nodes:
-                stems[key] = self._asked(key, nodes[key], method)
+                stems[key] = self._checked_stem(key, nodes[key], method)
             return stems.get(key)
 
         return stem_of
 
-    def _asked(self, key: str, node: Node, method: str) -> str | None:
+    def _checked_stem(self, key: str, node: Node, method: str) -> str | None:
         stem: Any = self._choose(node)
         if stem is not None and not is_stem(stem):
             raise EmitterError(

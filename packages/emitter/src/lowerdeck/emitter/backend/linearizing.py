@@ -289,7 +289,7 @@ class _Linearizer:
         return outputs
 
     def _for_caller(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return the outputs, each computed one replaced by a copy in memory of the caller."""
+        """Return the outputs in memory that the caller provides, copying them if necessary."""
         copies: dict[TensorValue, TensorValue] = {}
         for value in outputs:
             if not isinstance(value, TensorValue) or value in copies:

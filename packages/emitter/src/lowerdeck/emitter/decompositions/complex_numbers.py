@@ -1,4 +1,4 @@
-"""Decompositions of complex operators that have no kernel into real arithmetic.
+"""Decompose complex operators without a kernel into real arithmetic.
 
 The runtime adds, multiplies, copies and concatenates complex tensors of one dtype; everything else
 is computed on pairs of real numbers. A complex number and such a pair have the same bytes, so

@@ -90,7 +90,7 @@ def batch_norm(
         running_mean: Running mean of each channel.
         running_var: Running variance of each channel.
         training: Whether to use batch statistics; False is not decomposed here.
-        momentum: Share of the batch statistics in the new running ones.
+        momentum: Weight of the batch statistics in the new running statistics.
         eps: Added to the variance.
     """
     if not training:

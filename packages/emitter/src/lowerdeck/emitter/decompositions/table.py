@@ -1,4 +1,4 @@
-"""The table of decompositions, and whether a program needs it."""
+"""The table of decompositions, and the check whether a program needs them."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ _RULES: dict[OpOverload, Callable[..., Any]] = {
 
 
 def pre_partition_rules(selective: Container[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
-    """Return rules to apply before partitioning, so that backends get the parts.
+    """Return rules to apply before partitioning, so that backends get the resulting operators.
 
     Args:
-        selective: Operators of which every partitioner supports only some calls; a rule decomposes
-            the others.
+        selective: Operators for which every partitioner supports only some calls; a rule
+            decomposes the other calls.
     """
     volumes = {_CONV3D: conv3d} if _CONV3D in selective else {}
     return {**expert_rules(), **volumes}
@@ -243,10 +243,10 @@ def needs_decomposition(
         table: Decompositions by operator.
         kernels: The kernels that may be called.
     """
-    return any(_must_go(node, table, kernels) for node in Provenance(exported).nodes)
+    return any(_must_decompose(node, table, kernels) for node in Provenance(exported).nodes)
 
 
-def _must_go(node: fx.Node, table: Decompositions, kernels: KernelTable) -> bool:
+def _must_decompose(node: fx.Node, table: Decompositions, kernels: KernelTable) -> bool:
     target = node.target
     if isinstance(target, HigherOrderOperator):
         return target.__name__ in _INLINED

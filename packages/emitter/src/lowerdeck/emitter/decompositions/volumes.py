@@ -72,11 +72,11 @@ def _convolve(
     in_plane: Sequence[Sequence[int]],
     groups: int,
 ) -> torch.Tensor:
-    """Return a convolution: a 2-D one of images with ``channels * taps`` channels.
+    """Return a 3-D convolution, computed on images with ``channels * taps`` channels.
 
     Args:
         in_depth: Stride, padding, dilation and output padding along the depth.
-        in_plane: The same along height and width.
+        in_plane: Stride, padding, dilation and output padding along height and width.
     """
     (stride, padding, dilation, _), taps = in_depth, weight.size(2)
     # Parts of composite operators: with dynamic sizes, torch evaluates fewer conditions for them.
@@ -119,7 +119,7 @@ def _convolve_transposed(
     in_plane: Sequence[Sequence[int]],
     groups: int,
 ) -> torch.Tensor:
-    """Return a transposed convolution: a 2-D one of each slice, summed along the depth."""
+    """Return a transposed convolution: the sum along the depth of 2-D ones of the slices."""
     (stride, padding, dilation, output_padding), taps = in_depth, weight.size(2)
     batch, channels, depth, height, width = volume.shape
     images = volume.transpose(1, 2).reshape(batch * depth, channels, height, width)
@@ -148,7 +148,7 @@ def _convolve_transposed(
 
 
 def _split_setting(amounts: Sequence[int]) -> tuple[int, list[int]]:
-    """Split the amounts of a convolution into that of the depth and those of height and width."""
+    """Split a per-dimension setting into that of the depth and those of height and width."""
     three = list(amounts) * 3 if len(amounts) == 1 else list(amounts)
     return three[0], three[1:]
 

@@ -43,7 +43,7 @@ class ConstantPool:
         """
         if not tensor.numel():
             return memoryview(b"")
-        if _lies_so(tensor, dim_order):
+        if _has_layout(tensor, dim_order):
             return _view(tensor.detach().permute(dim_order))
         key = (_identity(tensor), dim_order)
         if key not in self._laid_out:
@@ -72,7 +72,7 @@ class ConstantPool:
         return index
 
 
-def _lies_so(tensor: torch.Tensor, dim_order: tuple[int, ...]) -> bool:
+def _has_layout(tensor: torch.Tensor, dim_order: tuple[int, ...]) -> bool:
     if tensor.device.type != "cpu" or tensor.is_conj() or tensor.is_neg():
         return False
     return tensor.permute(dim_order).is_contiguous()

@@ -61,7 +61,7 @@ class _Member(NamedTuple):
 
     @property
     def extent(self) -> tuple[int, int]:
-        """The first byte and the end of its bytes in its memory."""
+        """The start and the end of the tensor's bytes in its memory."""
         tensor, size = self.tensor, self.tensor.element_size()
         first = int(tensor.storage_offset())
         steps = zip(tensor.shape, tensor.stride(), strict=True)

@@ -166,5 +166,5 @@ def _check(name: str, tensor: torch.Tensor) -> None:
         )
     if tensor.dim() > _MAX_RANK:
         raise UnsupportedError(
-            f"{name!r} has {tensor.dim()} dimensions; the runtime allows {_MAX_RANK}"
+            f"{name!r} has {tensor.dim()} dimensions; the runtime allows up to {_MAX_RANK}"
         )

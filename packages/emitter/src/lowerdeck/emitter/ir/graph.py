@@ -105,7 +105,7 @@ class Block:
     """A basic block, whose operations may have nested blocks.
 
     Attributes:
-        results: Its results: values, or literals.
+        results: Results of the block: values, or literals.
     """
 
     body: list[Operation] = field(default_factory=list)
@@ -118,7 +118,7 @@ class Cond:
 
     Attributes:
         predicate: A bool tensor, a run-time bool, or a literal.
-        branches: The block for true, the block for false.
+        branches: The blocks for true and for false.
         outs: One value for each result of the branches.
     """
 

@@ -15,10 +15,10 @@ from lowerdeck.emitter.ir.values import Storage, TensorValue, Value
 
 @dataclass(frozen=True, slots=True)
 class ListArg:
-    """A list as an argument.
+    """A list that is an argument of a kernel.
 
     Attributes:
-        kind: Its class in the file format, such as ``IntList``.
+        kind: Class of the list in the file format, such as ``IntList``.
         items: Values or literals; None for a missing tensor.
     """
 
@@ -34,7 +34,7 @@ class KernelStep:
         args: Boxed inputs, outputs and return slot.
         reads: Tensors that it reads.
         writes: Tensors that it writes.
-        origin: The graph node that it comes from.
+        origin: The graph node from which the step was created.
     """
 
     kernel: Kernel

@@ -34,7 +34,7 @@ class Storage:
         nbytes: Size in bytes, the upper bound where shapes vary.
         role: Purpose of the bytes.
         name: Name of the first tensor in it, for messages and reports.
-        memory_id: Planned memory that holds it, from 1; 0 before planning.
+        memory_id: Id of the planned memory that contains it, from 1; 0 before planning.
         offset: Offset in bytes in that memory.
     """
 
@@ -104,7 +104,7 @@ class TensorValue:
         """Return a new activation of the same type and shape.
 
         Args:
-            dim_order: Its layout; that of this tensor when None.
+            dim_order: The dimension order; that of this tensor when None.
         """
         order = self.dim_order if dim_order is None else dim_order
         return TensorValue(name, self.dtype, self.shape, self.sizes, order)

@@ -50,7 +50,7 @@ def _repair(
     best: tuple[list[int], int],
     bound: int,
 ) -> tuple[list[int], int]:
-    """Retry, placing the storages first that ended above the lower bound."""
+    """Retry with the storages placed first that ended above the lower bound."""
     current = list(order)
     for _ in range(_REPAIRS):
         offsets = placed[0]

@@ -23,7 +23,7 @@ def drop_dead_code(method: Method) -> None:
         The method is functional, and calls with side effects are marked.
 
     Ensures:
-        Every call without an effect writes a value that is read, returned or written back.
+        Every call without a side effect writes a value that is read, returned or written back.
     """
     live: set[Value] = set(values_in(method.outputs))
     for write_back in method.write_backs:

@@ -129,7 +129,7 @@ class _Folder:
 
     def _folded(self, call: Call) -> bool:
         tensors = [v for v in values_in(call.args) if isinstance(v, TensorValue)]
-        if any(value.constant is None or self._goes_elsewhere(value) for value in tensors):
+        if any(value.constant is None or self._is_external(value) for value in tensors):
             return False
         outs = [out for out in call.outs if isinstance(out, TensorValue)]
         size = sum(out.nbytes for out in outs)
@@ -143,7 +143,7 @@ class _Folder:
             out.fixed_role = Role.CONSTANT
         return True
 
-    def _goes_elsewhere(self, value: TensorValue) -> bool:
+    def _is_external(self, value: TensorValue) -> bool:
         root, _ = root_of(value)
         return bool(root.key) and self._stem_of is not None and self._stem_of(root.key) is not None
 

@@ -42,7 +42,7 @@ _Rule: TypeAlias = Callable[[Call], "_Empty | None"]
 
 
 def guard_empty(method: Method, table: KernelTable) -> None:
-    """Fill the output instead of running the kernel if one of its critical dimensions is 0.
+    """Fill the output instead of running a kernel that fails because a dimension is 0.
 
     Raises:
         UnsupportedError: If a reduction of an empty tensor has no identity.
@@ -183,7 +183,7 @@ def _limit(dtype: torch.dtype, *, least: bool) -> float | bool:
     return int(info.min if least else info.max)
 
 
-def _alike(call: Call) -> _Empty:
+def _like_input(call: Call) -> _Empty:
     """Set the shape of the result: the kernel divides by a size, which aborts the process."""
     sizes = _all_sizes(call.args[0])
     return _Empty(sizes, [[size] for size in sizes])
@@ -218,7 +218,7 @@ _RULES: dict[Any, _Rule] = {
     _ATEN.linear.default: _linear,
     _ATEN.amax.default: _extreme,
     _ATEN.amin.default: _extreme,
-    _ATEN._log_softmax.default: _alike,
+    _ATEN._log_softmax.default: _like_input,
     _ATEN.cat.default: _concatenation,
     _ATEN.constant_pad_nd.default: _padding,
 }

@@ -98,12 +98,12 @@ def _pairs_of(call: Call, producers: dict[Value, Call]) -> Value | None:
 
 def _changed(call: Call) -> Any:
     """Return the argument that a no-op call copies, or None."""
-    if call.op_name == "bitwise_and" and _is_truth(call.args[0]):
+    if call.op_name == "bitwise_and" and _is_all_true(call.args[0]):
         return call.args[1]
     return call.args[0] if call.args else None
 
 
-def _is_truth(value: Any) -> bool:
+def _is_all_true(value: Any) -> bool:
     constant = value.constant if isinstance(value, TensorValue) else None
     if constant is None or value.state or value.key:
         return False
@@ -133,7 +133,7 @@ def _changes_nothing(call: Call) -> bool:
 
 
 def _same_shape(left: TensorValue, right: TensorValue) -> bool:
-    """Return whether two shapes are equal for all sizes, symbols compared by their expressions."""
+    """Return whether two shapes are equal for all sizes, comparing symbolic expressions."""
     if left.sizes != right.sizes:
         return False
     return [*map(expression_of, left.shape)] == [*map(expression_of, right.shape)]

@@ -21,7 +21,7 @@ _PERMUTES = frozenset({"permute", "transpose", "t"})
 def share_views(method: Method) -> None:
     """Set ``base`` on each result that is a view of its argument's bytes.
 
-    With a dynamic shape, or memory from the caller, the view is created at run time by
+    If the shape is dynamic, or the memory is from the caller, the view is created at run time by
     ``et_view``, which copies nothing either.
 
     Requires:

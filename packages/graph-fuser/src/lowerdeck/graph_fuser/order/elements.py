@@ -12,7 +12,7 @@ from lowerdeck.torch_base import is_getitem
 def is_element(node: Node) -> bool:
     """Return whether ``node`` is certainly a getitem of a tuple or list, not of a tensor.
 
-    It reads no tensor data, so it may be reordered with writes.
+    Such a node reads no tensor data, so it may be reordered with writes.
     """
     if not is_getitem(node) or not isinstance(node.args[0], Node):
         return False

@@ -25,7 +25,7 @@ OPERATION_KEYS = frozenset(
 )
 """Keys that describe the operation, not valid on nodes that only forward the value.
 
-``stack_trace`` and ``nn_module_stack`` say where the value comes from, so inputs and calls keep
+``stack_trace`` and ``nn_module_stack`` record the origin of the value, so inputs and calls keep
 them, as in torch.
 """
 

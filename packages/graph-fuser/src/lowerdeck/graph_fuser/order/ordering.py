@@ -139,7 +139,7 @@ def _sorted(nodes: Sequence[Node], hazards: Iterable[tuple[Node, Node]]) -> list
     while len(done) < len(nodes):
         # In an unsorted graph, hazards may contradict data dependencies, which take precedence.
         if not ready:
-            first, second = _pair_against_values(before, done)
+            first, second = _cyclic_hazard(before, done)
             before[second].remove(first)
             after[first].remove(second)
             waits[second] -= 1
@@ -154,7 +154,7 @@ def _sorted(nodes: Sequence[Node], hazards: Iterable[tuple[Node, Node]]) -> list
     return list(done)
 
 
-def _pair_against_values(
+def _cyclic_hazard(
     before: Mapping[Node, Sequence[Node]], done: Collection[Node]
 ) -> tuple[Node, Node]:
     """Return a hazard pair on a dependency cycle.

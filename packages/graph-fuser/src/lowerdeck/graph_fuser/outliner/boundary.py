@@ -68,7 +68,7 @@ def find_boundary(
         outputs=[{} for _ in range(size)],
         edges=[{} for _ in range(size)],
     )
-    _force(tree, crossings)
+    _add_requested(tree, crossings)
     region_of = tree.region_of
     # Graph order defines first uses across the hierarchy.
     for node, index in region_of.items():
@@ -118,7 +118,7 @@ def _cross(
     crossings.edges[left].setdefault((before, after), (source, target))
 
 
-def _force(tree: RegionTree, crossings: _Crossings) -> None:
+def _add_requested(tree: RegionTree, crossings: _Crossings) -> None:
     for index in range(1, len(tree.regions)):
         region = tree.regions[index]
         if region is None:

@@ -62,9 +62,9 @@ def _shortest_loop(after: Mapping[Item, Sequence[Item]], stuck: set[Item]) -> li
     walk = dict.fromkeys([next(item for item in after if item in stuck)])
     while (item := before[next(reversed(walk))]) not in walk:
         walk[item] = None
-    circle = list(walk)[list(walk).index(item) :]
+    cycle = list(walk)[list(walk).index(item) :]
     # Start at a region: every cycle contains one, as nodes alone are topologically sorted.
-    start = next((item for item in circle if isinstance(item, int)), item)
+    start = next((item for item in cycle if isinstance(item, int)), item)
     came_from: dict[Item, Item] = {}
     queue = [start]
     for item in queue:  # breadth-first; grows during iteration
@@ -77,4 +77,4 @@ def _shortest_loop(after: Mapping[Item, Sequence[Item]], stuck: set[Item]) -> li
             if target in stuck and target not in came_from:
                 came_from[target] = item
                 queue.append(target)
-    raise AssertionError("the walk back entered a circle")
+    raise AssertionError("the walk back entered a cycle")

@@ -23,7 +23,7 @@ class OutlinedRegion:
         arguments: Argument nodes in the parent's new graph.
         results: Nodes of the parent's new graph that replace ``outputs``: the call if its single
             output is returned without a tuple, else one ``getitem`` each.
-        node_map: From the region's inputs and direct nodes to nodes of its graph.
+        node_map: Maps the region's inputs and direct nodes to nodes of its graph.
     """
 
     region: Region

@@ -23,7 +23,8 @@ def outline(
 
     One walk over the edges finds all boundaries and one over the nodes builds the graphs: O(nodes
     + edges x depth) for any number of regions. All input is validated before any mutation. Nodes
-    outside of regions stay the same objects; only those that would precede a new dependency move.
+    outside of regions stay the same objects; a node moves only if it would precede a new
+    dependency.
 
     Args:
         gm: The graph module, changed in place; its code is regenerated at its next use. An

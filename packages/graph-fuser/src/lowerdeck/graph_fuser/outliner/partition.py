@@ -28,7 +28,7 @@ class FusedPartition:
         outputs: Result nodes of the parent's graph, in output order.
         original_outputs: Nodes of the partition that ``outputs`` replace; erased from the graph,
             with name and meta intact.
-        node_map: From the partition's nodes and inputs to the submodule's nodes.
+        node_map: Maps the partition's nodes and inputs to the submodule's nodes.
     """
 
     module: GraphModule
@@ -78,7 +78,7 @@ def fuse_partitions(
 
     Args:
         gm: The graph module, changed in place; its code is regenerated at its next use.
-        partitions: From each submodule's name to its nodes, in any order.
+        partitions: Maps each submodule's name to its nodes, in any order.
         always_return_tuple: Return a tuple even for one output.
 
     Raises:

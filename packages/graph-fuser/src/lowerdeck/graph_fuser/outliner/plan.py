@@ -18,7 +18,7 @@ from lowerdeck.torch_base import collector_held, restore_users
 class OutlinePlan:
     """Boundary and body order of each region; created by ``plan_outline``.
 
-    Input is validated, no module is built. A plan is valid until the graph changes.
+    The input is validated, but no module is built. A plan is valid until the graph changes.
 
     Attributes:
         regions: All regions, parents before their children.

@@ -84,7 +84,7 @@ class GraphBuilder:
 
         Args:
             graph: The graph of its parent.
-            env: From original nodes to nodes of ``graph``, if they differ; outputs are added.
+            env: Maps original nodes to nodes of ``graph``, if they differ; outputs are added.
         """
         outputs = self.boundary.outputs[index]
         name = self.tree.name(index) or ""

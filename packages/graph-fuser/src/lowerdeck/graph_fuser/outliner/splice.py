@@ -53,7 +53,7 @@ def replace_inputs(user: Node, replacement: dict[Node, Node]) -> None:
     results.
 
     Args:
-        replacement: From old inputs to new ones.
+        replacement: Maps old inputs to new ones.
     """
     if len(replacement) == 1:
         ((old, new),) = replacement.items()

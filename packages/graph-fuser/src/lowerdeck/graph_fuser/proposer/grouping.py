@@ -40,7 +40,7 @@ class Candidates:
         for node in nodes:
             if node.op in {"placeholder", "output"}:
                 self.drop(node, Reason.NOT_COMPUTED, f"{node.name} is the graph's {node.op}")
-            elif node not in self.follows and not _ask(is_supported, node):
+            elif node not in self.follows and not _call_predicate(is_supported, node):
                 self.drop(node, Reason.NOT_SUPPORTED, f"{node.name} is not supported")
 
     def drop(self, node: Node, reason: Reason, detail: str) -> None:
@@ -69,21 +69,21 @@ class Candidates:
             if not kept:  # a getitem has no predecessor but its producer: no cycle
                 break
             components = self._components(item_of, count)
-            on_circles = self._on_circles(kept, item_of, components)
-            if not on_circles:
+            cyclic = self._cyclic_groups(kept, item_of, components)
+            if not cyclic:
                 # Merge items of one strongly connected component.
                 place = {item: i for i, component in enumerate(components) for item in component}
                 item_of = {node: place[item] for node, item in item_of.items()}
                 count = len(components)
                 break
-            for number in on_circles:
+            for number in cyclic:
                 for node in kept[number]:
                     detail = (
                         f"the group of {node.name} depends on itself through nodes that are left "
                         "out"
                     )
                     self.drop(node, Reason.GROUP_IN_CYCLE, detail)
-            kept = [group for number, group in enumerate(kept) if number not in on_circles]
+            kept = [group for number, group in enumerate(kept) if number not in cyclic]
         return item_graph(self.nodes, item_of, count, self.wanted, self.hazards)
 
     def _joined(self, groups: Sequence[Sequence[Node]]) -> list[list[Node]]:
@@ -146,27 +146,27 @@ class Candidates:
                 after[item_of[first]].append(item_of[second])
         return strong_components(count, after)
 
-    def _on_circles(
+    def _cyclic_groups(
         self,
         groups: Sequence[Sequence[Node]],
         item_of: Mapping[Node, int],
         components: Sequence[Sequence[int]],
     ) -> set[int]:
-        """Return the later half of the groups on a cycle with unwanted nodes, to be dropped.
+        """Return groups to drop: the later half of those on a cycle with unwanted nodes.
 
-        Dropping half keeps rounds few for any number of groups on one cycle.
+        Halving bounds the number of rounds by the logarithm of the number of groups.
         """
         group_at = {item_of[group[0]]: number for number, group in enumerate(groups)}
         unwanted = {item for node, item in item_of.items() if not self.wanted[node]}
         chosen: set[int] = set()
         for component in components:
             if len(component) > 1 and not unwanted.isdisjoint(component):
-                on_it = [group_at[item] for item in component if item in group_at]
-                chosen.update(on_it[len(on_it) // 2 :])
+                on_cycle = [group_at[item] for item in component if item in group_at]
+                chosen.update(on_cycle[len(on_cycle) // 2 :])
         return chosen
 
 
-def _ask(is_supported: Callable[[Node], bool], node: Node) -> bool:
+def _call_predicate(is_supported: Callable[[Node], bool], node: Node) -> bool:
     try:
         return bool(is_supported(node))
     except Exception as error:

@@ -75,7 +75,7 @@ def ceiling(items: ItemGraph, level: Sequence[int], item: int, top: int) -> int:
 
 
 def border_values(items: ItemGraph, level: Sequence[int]) -> int:
-    """Return the total number of partition inputs and outputs."""
+    """Return the total number of inputs and outputs of all partitions."""
     total = 0
     for value, origin in enumerate(items.maker):
         levels = {level[reader] if items.wanted[reader] else -1 for reader in items.readers[value]}

@@ -19,11 +19,11 @@ class Reason(StrEnum):
     FOLLOWS_PRODUCER = "follows_producer"
     """The node is a getitem of an excluded producer."""
     GROUP_NOT_SUPPORTED = "group_not_supported"
-    """Another node of its group is not supported."""
+    """Another node of the same group is not supported."""
     GROUP_IN_CYCLE = "group_in_cycle"
-    """Its group is not convex: a path leaves and reenters it through unsupported nodes."""
+    """The node's group is not convex: a path leaves and reenters it through unsupported nodes."""
     TOO_SMALL = "too_small"
-    """Its partition would have fewer computing nodes than ``min_nodes``."""
+    """The node's partition would have fewer computing nodes than ``min_nodes``."""
 
 
 @dataclass(frozen=True, slots=True)

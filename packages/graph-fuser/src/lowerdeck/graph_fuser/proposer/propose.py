@@ -38,8 +38,8 @@ def propose_partitions(
         gm: The graph module; not changed.
         is_supported: Whether a node may be fused; not called for inputs and the output. getitem of
             a multi-output node follows its producer.
-        groups: Node groups that share a partition or are all excluded. If groups and unsupported
-            nodes form a dependency cycle, the later groups are dropped.
+        groups: Groups of nodes; each group is in one partition or excluded as a whole. If groups
+            and unsupported nodes form a dependency cycle, the later groups are dropped.
         min_nodes: Drop partitions with fewer computing nodes. ``getitem`` and ``get_attr`` do not
             count.
 

@@ -56,7 +56,7 @@ class _Mover:
                 counts[reached] = counts.get(reached, 0) + 1
 
     def sweep(self, order: Iterable[int], *, forwards: bool) -> None:
-        """Move every item to a better level, if any, in the given order."""
+        """Move each item, in the given order, to a level with fewer boundary values, if any."""
         items, level, top = self.items, self.level, self.top
         for item in order:
             if not items.wanted[item]:
@@ -102,7 +102,7 @@ class _Mover:
         return [candidate for candidate in candidates if low <= candidate <= high]
 
     def _cost(self, item: int, candidate: int) -> int:
-        """Return the boundary values of ``item`` at level ``candidate``."""
+        """Return the number of boundary values of ``item`` at level ``candidate``."""
         items, level, seen = self.items, self.level, self.seen
         here = level[item]
         cost = 0

@@ -114,7 +114,7 @@ def _qualified_name(node: Node) -> str:
     """Return torch's qualified name of the callee, such as ``"_operator.getitem"``.
 
     Args:
-        node: Any node; methods and modules return the target.
+        node: Any node; for calls of methods and modules the target is returned.
     """
     target = node.target
     if isinstance(target, str):

@@ -79,9 +79,9 @@ def insert_subgm(
         gm: The graph module, changed in place; its code is regenerated at its next use.
         sub_gm: The module, installed under its class name.
         orig_inputs: Argument nodes.
-        orig_outputs: Nodes replaced by its results; may be empty.
-        insertion_point: Node after which to call it; default: the last output, or the last input
-            without outputs.
+        orig_outputs: Nodes that the results of ``sub_gm`` replace; may be empty.
+        insertion_point: Node after which to call it; by default the last of ``orig_outputs``, or
+            of ``orig_inputs`` if there are no outputs.
 
     Raises:
         RegionError: A node is foreign or erased, or the name is in use. ``gm`` is unchanged.

@@ -54,7 +54,7 @@ def byte_view(storage: ReadableBuffer | FileRange, what: str) -> memoryview:
         what: Description of the bytes, for error messages.
 
     Raises:
-        ProgramError: ``storage`` has no buffer, or it is not contiguous.
+        ProgramError: ``storage`` does not support the buffer protocol, or is not contiguous.
     """
     if isinstance(storage, FileRange):
         return storage.map()

@@ -213,12 +213,12 @@ class TableReader:
             )
         if not 0 <= position <= self.size - 4:
             raise OffsetError(
-                f"found a vector outside the {self.size} bytes", field=field, offset=position
+                f"found a vector beyond the end, byte {self.size}", field=field, offset=position
             )
         count: int = _unpack_u32(self.data, position)[0]
         if position + 4 + count * width > self.size:
             raise OffsetError(
-                f"found {count} elements of {width} bytes, which end after the {self.size} bytes",
+                f"found {count} elements of {width} bytes, which end after byte {self.size}",
                 field=field,
                 offset=position,
             )
@@ -240,8 +240,8 @@ class TableReader:
         Args:
             kind: Kind of the elements.
             field: Field name, for error messages.
-            most: Largest length, for vectors with one number per dimension; 0 for no limit. It
-                bounds the product of sizes. Longer vectors raise :class:`LimitError`.
+            most: Largest length, for vectors with one number per dimension; 0 for no limit. The
+                limit bounds the product of the sizes. Longer vectors raise :class:`LimitError`.
         """
         leaves = self._leaves[kind]
         most = most or _ANY_LENGTH

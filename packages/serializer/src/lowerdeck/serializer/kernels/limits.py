@@ -126,7 +126,7 @@ def _promoted(call: Arguments, *positions: int) -> str | None:
     kinds = {tensor.scalar_type for at in positions if (tensor := call.tensor(at))}
     if len(kinds) > 1 and kinds & _BARE_UNSIGNED:
         names = ", ".join(sorted(kind.name for kind in kinds))
-        return f"found tensors of {names}, expected one type: bare unsigned types do not promote"
+        return f"found tensors of {names}, expected one dtype: uint16 to uint64 do not promote"
     return None
 
 

@@ -29,7 +29,7 @@ word                         the kernel
 ===========================  ======================================================================
 contiguous                   accepts only contiguous tensors
 channels_last                accepts channels-last images
-channels_last_alike          accepts them if all tensors have one shape; broadcasting is wrong
+channels_last_alike          accepts channels-last images if all tensors have one shape
 in_place                     is elementwise: the output may alias an input of the same type, shape
                              and layout
 first_in_place               has several outputs, of which the first may alias the first input
@@ -40,11 +40,11 @@ mixed                        accepts real and complex tensors in one call
 divides                      divides argument 0 by argument 1: the minimum of 32- and 64-bit
                              integers by -1 aborts the process, and so does a scalar 0
 positive(i,...)              divides by its arguments i, which must be 1 or more
-promoted(i,...)              promotes tensors i, of which none may be a bare unsigned one
+promoted(i,...)              promotes tensors i; uint16, uint32 and uint64 do not promote
 rank(i,least,most)           requires least to most dimensions of tensor i, by default at most 16
 types(i,NAME)                requires a tensor i of the types NAME in limits.py
 dimension(i,of)              requires that i is a dimension of tensor ``of``, not negative
-wrapped(i,of)                the same, but may be negative
+wrapped(i,of)                requires that i is a dimension of ``of``, possibly negative
 alike(i,j)                   requires tensors i and j of one shape
 computed(i)                  trusts the numbers in tensor i, which must not be a constant
 elements(i)                  requires a tensor i that is not empty

@@ -48,7 +48,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
         data: The file: bytes, a memory map, or anything else with the buffer protocol.
 
     Returns:
-        The data; alignments of single entries are not inferred.
+        The external data; alignments of single entries are not inferred.
 
     Raises:
         FormatError: The file is malformed.
@@ -69,7 +69,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
     for index, segment in enumerate(segments):
         if segment.offset + segment.size > data_size:
             raise SegmentError(
-                f"found bytes {segment.offset} to {segment.offset + segment.size} of {data_size}",
+                f"found the end {segment.offset + segment.size}, expected at most {data_size}",
                 field=f"FlatTensor.segments[{index}]",
             )
     check_overlap(segments, len(view), "FlatTensor.segments")
@@ -84,7 +84,7 @@ def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
             raise ContentError(f"found the key {key!r} twice", field="NamedData.key", offset=at)
         if number >= len(segments):
             raise SegmentError(
-                f"found segment {number} of {len(segments)} for {key!r}",
+                f"found segment {number} for {key!r}, expected one of {len(segments)}",
                 field="NamedData.segment_index",
                 offset=at,
             )

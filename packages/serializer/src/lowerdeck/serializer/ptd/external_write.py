@@ -6,9 +6,9 @@ differently::
     8   "FH01"
     12  u32  length of this header, at least 40; we write 40
     16  u64  bytes inserted before the rest of the FlatBuffer: 48
-    24  u64  size of the FlatBuffer without them
+    24  u64  size of the FlatBuffer without those bytes
     32  u64  offset of the first segment from the start of the file
-    40  u64  bytes from there to the end of the last segment
+    40  u64  bytes from that offset to the end of the last segment
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def serialize_ptd(data: ExternalData | Mapping[str, ExternalEntry]) -> bytes:
     """Return external data as the bytes of a `.ptd` file.
 
     Args:
-        data: The data, or only the entries.
+        data: The external data, or a dict of its entries.
 
     Returns:
         The file.
@@ -137,7 +137,7 @@ def write_ptd(
     A path is written as a temporary file in the same folder and then renamed.
 
     Args:
-        data: The data, or only the entries.
+        data: The external data, or a dict of its entries.
         path_or_file: A path, or a file opened in binary mode.
 
     Returns:
@@ -156,7 +156,7 @@ def ptd_pieces(data: ExternalData | Mapping[str, ExternalEntry]) -> Iterator[Pie
     The layout is computed and checked before the first piece is yielded.
 
     Args:
-        data: The data, or only the entries.
+        data: The external data, or a dict of its entries.
 
     Raises:
         ProgramError: An entry or an alignment is invalid.

@@ -6,7 +6,7 @@ The extended header follows the first 8 bytes of the FlatBuffer (root offset and
     12  u32  length of this header, at least 24; we write 32
     16  u64  size of the FlatBuffer, with its first 8 bytes and this header
     24  u64  offset of the first segment from the start of the file
-    32  u64  bytes from there to the end of the last segment (absent in a header of 24 bytes)
+    32  u64  bytes from that offset to the end of the last segment (absent in a header of 24 bytes)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ExtendedHeader:
     Attributes:
         program_size: Size of the FlatBuffer in bytes.
         segment_base_offset: Offset of the segments, 0 if there are none.
-        segment_data_size: Bytes from there to the end of the last segment, 0 if unknown.
+        segment_data_size: Bytes from that offset to the end of the last segment, 0 if unknown.
     """
 
     length: int
@@ -66,7 +66,7 @@ def check_range(value: int, least: int, most: int, size: int, field: str, offset
 
     Raises:
         OffsetError: The number is out of range.
-        TruncatedError: It is out of range and beyond the end of the file.
+        TruncatedError: The number is out of range and beyond the end of the file.
     """
     if not least <= value <= most:
         kind = TruncatedError if value > size else OffsetError
@@ -145,8 +145,8 @@ class Container(NamedTuple):
             )
         if self.segment_base + segment.offset + segment.size > self.segment_end:
             raise SegmentError(
-                f"found bytes {segment.offset} to {segment.offset + segment.size} from "
-                f"{self.segment_base} on, but the segments end at {self.segment_end}",
+                f"found bytes {segment.offset} to {segment.offset + segment.size} after "
+                f"{self.segment_base}, but the segments end at {self.segment_end}",
                 field=f"Program.segments[{index}]",
             )
 

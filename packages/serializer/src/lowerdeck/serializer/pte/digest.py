@@ -14,8 +14,8 @@ _FIRST = 64  # hashed bytes of a constant
 def method_digest(program: Program, plan: ExecutionPlan) -> str:
     """Return a digest of a method's code, equal for a program and the file written from it.
 
-    To be fast for large files, it covers only the size and both ends of each delegate and the
-    first bytes of each constant; changes in other bytes are not detected.
+    To be fast for large files, the digest covers only the size and both ends of each delegate and
+    the first bytes of each constant; changes in other bytes are not detected.
 
     Args:
         plan: A method of ``program``.

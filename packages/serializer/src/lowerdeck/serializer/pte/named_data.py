@@ -130,7 +130,8 @@ class NamedDataStore:
 
         Raises:
             NamedDataConflictError: The key exists with other bytes or another layout.
-            ProgramError: The alignment is not positive, or ``data`` has no buffer.
+            ProgramError: The alignment is not positive, or ``data`` does not support the buffer
+                protocol.
         """
         alignment = 1 if alignment is None else alignment
         if alignment <= 0:

@@ -97,9 +97,9 @@ class DelegateEntry:
     Attributes:
         method: Name of the method.
         id: Name of the backend.
-        location: Whether its bytes are in the FlatBuffer or a segment.
+        location: Whether the delegate's bytes are in the FlatBuffer or a segment.
         index: Index of the segment, or of the inline delegate.
-        data: View of its bytes in the file.
+        data: View of the delegate's bytes in the file.
     """
 
     method: str
@@ -133,7 +133,7 @@ class PteFile(Closing):
             strict: Also reject misaligned 8-byte elements, as :func:`verify_pte` does.
 
         Raises:
-            FormatError: One of them is malformed.
+            FormatError: The header or one of the tables is malformed.
         """
         self._mapped = mapped
         self._container = open_container(byte_view(data, "the file"))

@@ -98,7 +98,7 @@ class SegmentResolver:
         """Return the constants, including the reserved entry 0.
 
         Args:
-            use: Bytes that tensors use, by index.
+            use: Number of bytes that tensors use, by index of the entry.
         """
         offsets = self.constant_offsets()
         if offsets is None:
@@ -179,7 +179,7 @@ def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str)
 
     Args:
         segments: The segments of a file.
-        where: Their field name, for the error message.
+        where: Name of the field with the segments, for the error message.
 
     Raises:
         LimitError: The total size of distinct segments exceeds ``MAX_OVERLAP`` times the file.

@@ -34,7 +34,7 @@ class SegmentPlan:
         mutable: Offsets of the initial values, or None when there are none.
         delegates: For each entry of ``backend_delegate_data`` its segment, or None.
         named: Keys with their segments.
-        base_alignment: The base must be a multiple of this.
+        base_alignment: Required alignment of the segment base.
         end: End of the last segment.
     """
 

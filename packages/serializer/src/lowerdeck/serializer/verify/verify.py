@@ -77,7 +77,7 @@ def verify_pte(
     file = PteFile(data, strict=True)
     if len(file.data) < MIN_FILE_SIZE:
         raise TruncatedError(
-            f"found {len(file.data)} bytes; the runtime reads {MIN_FILE_SIZE} first",
+            f"found {len(file.data)} bytes, expected {MIN_FILE_SIZE}, which the runtime reads",
             field="file",
         )
     program = file.program()

@@ -246,7 +246,7 @@ class ChainVerifier:
             self._writable.add(index)
 
     def _verify_types(self, kernel: RuntimeKernel, args: list[int]) -> None:
-        """Raise if kernels abort on an element type."""
+        """Raise if a kernel would abort on the element type of an argument."""
         kinds = {
             tensor.scalar_type
             for index in args[: len(kernel.arguments)]

@@ -29,8 +29,8 @@ class Trace:
         items: Steps, with mode regions flattened to enter and exit steps.
         state: Its parameters, buffers and constants.
         paths: The names of its modules.
-        tree: The module calls around its steps.
-        mutations: Write positions of new values of state and inputs.
+        tree: The module calls that contain its steps.
+        mutations: The write-backs of new values of state and inputs.
         notes: Notes of ``export_preserving`` on modules.
     """
 

@@ -160,13 +160,13 @@ def _aliases_of(node: Node) -> set[Node]:
     while queue:
         source = queue.pop()
         for user in source.users:
-            views = [user] if returns_view(user.target) else _behind_mark(user, source)
+            views = [user] if returns_view(user.target) else _tracepoint_results(user, source)
             queue.extend(view for view in views if view not in aliases)
             aliases.update(views)
     return aliases
 
 
-def _behind_mark(mark: Node, value: Node) -> list[Node]:
+def _tracepoint_results(mark: Node, value: Node) -> list[Node]:
     """Return the nodes that carry ``value`` out of a tracepoint."""
     if mark.target is not TRACEPOINT:
         return []

@@ -103,7 +103,7 @@ def flatten_regions(module: GraphModule) -> Iterator[Item]:
                 yield enter
                 stack.append((inner, iter(inner.module.graph.nodes), enter))
                 break
-            if unpacks_region(node) or _only_names_a_body(node):
+            if unpacks_region(node) or _is_region_body(node):
                 continue
             item = Item(node, scope)
             scope.items[node] = item
@@ -140,7 +140,7 @@ def unpacks_region(node: Node) -> bool:
     return _is_region(source) or (isinstance(source, Node) and source.target is TRACEPOINT)
 
 
-def _only_names_a_body(node: Node) -> bool:
+def _is_region_body(node: Node) -> bool:
     return node.op == "get_attr" and bool(node.users) and all(map(_is_region, node.users))
 
 
@@ -160,7 +160,7 @@ class StateEntry(NamedTuple):
     """State under one name.
 
     Attributes:
-        kind: Module dict that stores it.
+        kind: Module dict that stores the value.
         identity: Equal for names of one tensor.
         value: The program's value, not a copy.
     """

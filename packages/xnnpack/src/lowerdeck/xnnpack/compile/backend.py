@@ -87,7 +87,7 @@ class XnnpackBackend(BackendDetails):
         """Return a partition's payload, debug map and weights as named data.
 
         Args:
-            edge_program: The partition, in training or in core ATen form.
+            edge_program: The partition, in training IR or in core ATen.
             compile_specs: ``precision`` with ``fp16`` or ``fp32``, or none.
 
         Returns:
@@ -176,7 +176,7 @@ def emit_partition(
                 continue
             first = len(emission.sources)
             if node not in decided:
-                _require_taken(node, known_names)
+                _require_support(node, known_names)
             _emit_node(emission, node, known_names, halves=precision != "fp32")
             chain = _chain(emission, node)
             absorbed.update(chain)
@@ -201,7 +201,7 @@ def _input_encoding(node: fx.Node, dtype: torch.dtype) -> XnnEncoding:
     return static_encoding(readers[0])
 
 
-def _require_taken(node: fx.Node, constants: Collection[str]) -> None:
+def _require_support(node: fx.Node, constants: Collection[str]) -> None:
     reason = refusal(node, constants)
     if reason is not None:
         raise UnsupportedNodeError(
@@ -248,7 +248,7 @@ def _stored_as(tracked: Tracked) -> XnnEncoding | None:
 
 
 def _chain(emission: Emission, node: fx.Node) -> list[fx.Node]:
-    """Return a node and its chain of only users, up to the first node that has a value."""
+    """Return a node and the single users that follow it, up to the first with a value."""
     chain = [node]
     while chain[-1] not in emission and len(chain[-1].users) == 1:
         chain.append(next(iter(chain[-1].users)))

@@ -41,7 +41,7 @@ def restore_supported(
     Args:
         constants: Names of constant placeholders.
         kept: Names of the calls that may be constant-folded; None for all.
-        decisions: From :func:`decisions_of`; if empty, each match is checked.
+        decisions: Decisions from :func:`decisions_of`; if empty, each match is checked.
     """
     if decisions:
         patterns = {

@@ -54,7 +54,7 @@ def same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
 
 
 def symbols_refusal(shape: Sequence[Dim]) -> str | None:
-    """Return why a reshape, which infers at most one size, cannot produce sizes, or None."""
+    """Return why a reshape, which infers at most one size, cannot produce a shape, or None."""
     if sum(not is_fixed(size) for size in shape) > 1:
         return "it has several symbolic sizes, of which a reshape infers only one"
     return None

@@ -90,8 +90,8 @@ def _data(emission: Emission, value: XnnValue) -> torch.Tensor:
 def _step(emission: Emission, value: XnnValue) -> Tracked | None:
     """Match a causal mask: 0 up to a diagonal, and one number above it.
 
-    It is computed as column minus row index, clamped to 0 and 1, times the number, which may be
-    -inf.
+    The mask is computed as column minus row index, clamped to 0 and 1, times the number, which may
+    be -inf.
     """
     *outer, rows, columns = value.shape
     if value.encoding != FLOAT or math.prod(outer) != 1:

@@ -56,7 +56,7 @@ class Emission(Values):
         if node not in self._tracked:
             raise UnsupportedNodeError(
                 f"XnnpackBackend found the operand {describe_node(node)}, expected a float tensor "
-                "that the partition computes or gets: leave its user out of the partition"
+                "computed or passed as an input: leave its user out of the partition"
             )
         return self._tracked[node]
 
@@ -79,7 +79,7 @@ class Emission(Values):
         return tensor
 
     def optional(self, node: fx.Node | None) -> torch.Tensor | None:
-        """Return the data of an argument that must be constant, None for None."""
+        """Return the data of an argument that must be constant or None."""
         return None if node is None else self.constant(node)
 
     def scalar(self, number: float) -> Tracked:
@@ -214,7 +214,7 @@ class Emission(Values):
             return self.id_of(widened, layout)
 
     def common_layout(self, *operands: Tracked, rank: int) -> Layout:
-        """Return the common layout for operands: channels last if one has it."""
+        """Return the common layout for operands: channels last if one of them has it."""
         for operand in operands:
             if len(operand.shape) < rank and not operand.is_constant:
                 # Broadcasting it needs a reshape, which supports one symbolic size.

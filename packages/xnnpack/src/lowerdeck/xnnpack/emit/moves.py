@@ -16,8 +16,8 @@ def merge_moves(emission: Emission) -> None:
     """Merge consecutive and equal reshapes, transposes and slices, in place.
 
     Otherwise the runtime's graph optimiser merges them, which in executorch 1.4.1 may write to
-    freed memory and crash the process at load. A merged node reads the input of the first; dead
-    nodes are left to the caller.
+    freed memory and crash the process at load. A merged node reads the input of the first; the
+    caller removes dead nodes.
 
     Args:
         emission: A payload with all inputs and outputs.

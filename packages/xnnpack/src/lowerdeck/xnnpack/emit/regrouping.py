@@ -169,7 +169,7 @@ class _Tensor:
         self.keys[at], self.keys[free] = (key[0], key[1] + 1), key
 
     def arranged(self, after: Sequence[Dim], dropped: int) -> int:
-        """Return the value with the sizes ``after``, less ``dropped`` dimensions of size 1."""
+        """Return the value with the sizes ``after``, dropping ``dropped`` dimensions of size 1."""
         ones = (at for at, key in enumerate(self.keys) if key is None)
         real = iter(sorted(key for key in self.keys if key is not None))
         order = [next(ones) if is_one(size) else self.keys.index(next(real)) for size in after]

@@ -28,7 +28,7 @@ class Scratch:
         self._existing: set[int | None] = set()
 
     def add_existing(self, tensor: torch.Tensor) -> None:
-        """Record that a tensor's memory is owned by the program and not counted.
+        """Record that the program owns a tensor's memory, so that it is not counted.
 
         Args:
             tensor: A constant of the program; a subclass is checked later, part by part.
@@ -42,7 +42,7 @@ class Scratch:
         dense = tensor.is_contiguous()
         if dense and storage_identity(tensor) in self._existing:
             return tensor
-        if dense and self._takes(tensor.numel() * tensor.element_size()):
+        if dense and self._reserve(tensor.numel() * tensor.element_size()):
             self.add_existing(tensor)
             return tensor
         return self.create(tensor, tensor.dtype).reshape(tensor.shape)
@@ -81,7 +81,7 @@ class Scratch:
                 yield (piece if change is None else change(piece)).to(dtype)
 
         storage = None
-        if not self._takes(count * dtype.itemsize):
+        if not self._reserve(count * dtype.itemsize):
             storage = tensor_in_file(pieces(), count, dtype)
         if storage is None:
             storage = torch.empty(count, dtype=dtype)
@@ -92,7 +92,7 @@ class Scratch:
         self.add_existing(storage)
         return storage
 
-    def _takes(self, size: int) -> bool:
+    def _reserve(self, size: int) -> bool:
         fits = size <= self._left
         self._left -= size if fits else 0
         return fits

@@ -88,7 +88,7 @@ class Quantized:
         return self.data.to(torch.int16) - self._spread(self.zero_points.to(torch.int16))
 
     def centred(self) -> Quantized | None:
-        """Return the constant with zero points of 0; None with groups or above 8 bits."""
+        """Return the constant with zero points of 0; None if grouped or wider than 8 bits."""
         if self.is_symmetric:
             return self
         if self.group:

@@ -267,7 +267,7 @@ def _start(node: XnnNode) -> int:
 def _layer_of_part(
     emission: Emission, layer: XnnNode, views: Sequence[XnnNode], part: XnnNode
 ) -> Iterator[XnnNode]:
-    """Yield the layer that computes a slice, and the views of it."""
+    """Yield the layer that computes a slice, and the views of its result."""
     graph = emission.graph
     start, size = _start(part), part.numbers("sizes")[-1]
     fields = dict(layer.fields)

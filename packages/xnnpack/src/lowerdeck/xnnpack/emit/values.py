@@ -134,7 +134,7 @@ class Values:
         return self._constant(bytes_of(self.scratch.keep(stored)))
 
     def rows_of(self, value: int, start: int, size: int) -> int:
-        """Return the id of a constant value with a range of rows of another.
+        """Return the id of a constant value with a range of rows of another constant.
 
         Args:
             value: Id of the other value, with one scale or a scale per row.

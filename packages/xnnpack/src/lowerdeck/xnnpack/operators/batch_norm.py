@@ -54,7 +54,7 @@ def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
 
     Args:
         node: A convolution or a linear layer.
-        emission: Has the constants of the batch norm.
+        emission: The emission, which has the constants of the batch norm.
 
     Returns:
         Its scale and shift, if its statistics are constants of the partition.

@@ -68,7 +68,7 @@ class Operator(NamedTuple):
         computes: Whether the operator alone justifies a delegate, unlike data movement.
         integers: How it handles 8-bit integers.
         int8_refusal: Returns why a call cannot be computed on 8-bit integers, or None.
-        scale_refusal: Returns why it cannot with these scales, or None.
+        scale_refusal: Returns why a call cannot be computed with these scales, or None.
         wide: Whether float16 calls are computed in float32, as in eager: sums of squares may
             exceed float16 although the result does not.
         clamps: Whether a following clamp is fused into the node.

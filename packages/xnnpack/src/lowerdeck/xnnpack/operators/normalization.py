@@ -60,7 +60,7 @@ def row_mean(
     eager.
 
     Args:
-        tensor: In the plain layout, with a static last dimension.
+        tensor: The tensor, in the plain layout, with a static last dimension.
         offset: Added to the mean.
         at_once: The widest rows that are summed without parts.
     """
@@ -107,10 +107,10 @@ def weighted_sums(
     bias: torch.Tensor | None = None,
     encoding: XnnEncoding | None = None,
 ) -> Tracked:
-    """Return a linear layer of a tensor.
+    """Return weighted sums along the last dimension, computed by a linear layer.
 
     Args:
-        weights: Constants, one row for each result.
+        weights: Constant weights, one row for each result.
         bias: Bias of the results.
         encoding: Encoding of the weights; that of the results by default.
     """

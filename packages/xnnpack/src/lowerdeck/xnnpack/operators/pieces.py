@@ -137,7 +137,7 @@ def _split_pieces(emission: Emission, call: Call) -> list[tuple[fx.Node, Tracked
     ]
 
 
-def _cuts(call: Call) -> list[Dim]:
+def _piece_sizes(call: Call) -> list[Dim]:
     return [piece.shape[call.axis()] for piece in call.node.meta["val"]]
 
 
@@ -203,7 +203,7 @@ PIECES: Table = table(
         "split.Tensor split_copy.Tensor split.sizes split_with_sizes split_with_sizes_copy "
         "chunk": Operator(
             _split,
-            first_of(fixed(_cuts, "it cuts pieces of symbolic sizes"), _pieces_refusal),
+            first_of(fixed(_piece_sizes, "it cuts pieces of symbolic sizes"), _pieces_refusal),
             **MOVES,
         ),
     }

@@ -145,7 +145,7 @@ def _dequantize_refusal(call: Call) -> str | None:
     return None
 
 
-def _nothing(emission: Emission, call: Call) -> None:
+def _emit_nothing(emission: Emission, call: Call) -> None:
     """Emit nothing for scales chosen at run time: the runtime computes them."""
 
 
@@ -250,16 +250,18 @@ def _constant_refusal(reason: str, name: str = "") -> Refusal:
 _ROUNDING = Operator(_round, _round_refusal, computes=False)
 _UNROUNDING = Operator(_round, _unround_refusal, computes=False)
 _WEIGHT = Operator(
-    _nothing, _constant_refusal("its integers are not constant", "input"), computes=False
+    _emit_nothing, _constant_refusal("its integers are not constant", "input"), computes=False
 )
 _INNER = Operator(
-    _nothing, _constant_refusal("it reads a part of a tensor that is not constant"), computes=False
+    _emit_nothing,
+    _constant_refusal("it reads a part of a tensor that is not constant"),
+    computes=False,
 )
 QUANTIZATION: Mapping[str, Operator] = {
     QUANTIZE: Operator(_quantize, _quantize_refusal),
     DEQUANTIZE: Operator(_dequantize, _dequantize_refusal),
     INNER_TENSOR: _INNER,
-    **dict.fromkeys(_CHOOSE, Operator(_nothing, _choose_refusal, computes=False)),
+    **dict.fromkeys(_CHOOSE, Operator(_emit_nothing, _choose_refusal, computes=False)),
     **dict.fromkeys(_ROUND, _ROUNDING),
     **dict.fromkeys(WEIGHTS[1:3], _WEIGHT),
     **dict.fromkeys(_UNROUND, _UNROUNDING),

@@ -32,8 +32,8 @@ def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
         8-bit.
 
     Raises:
-        QuantizationError: The scales are not positive, finite and normal, or not as many as the
-            integers need; or integers are outside of their declared limits.
+        QuantizationError: A scale is not positive, finite and normal; the number of scales is
+            wrong; or integers are outside of their declared limits.
     """
     name = name_of(node)
     if name not in WEIGHTS:
@@ -123,8 +123,8 @@ def _of_blocks(
         shape = (sizes[0], counts[1])
         return Quantized(data, scales.reshape(shape), zeros.reshape(shape), None, block[1], bits)
     raise QuantizationError(
-        f"found blocks of {list(block)} of {sizes} in {describe_node(node)}, expected one scale "
-        "for each tensor, channel, or group along the last dimension of a matrix"
+        f"found blocks of {list(block)} for shape {sizes} in {describe_node(node)}, expected one "
+        "scale for each tensor, channel, or group along the last dimension of a matrix"
     )
 
 
@@ -142,8 +142,8 @@ def _check(node: Node, quantized: Quantized) -> None:
         # torch ignores the limits when it dequantises, but 4 bits cannot store larger integers.
         if low < -8 or high > 7:
             raise QuantizationError(
-                f"found integers of {low} to {high} in {describe_node(node)}, whose limits say "
-                "that they are of 4 bits; expected -8 to 7"
+                f"found integers of {low} to {high} in {describe_node(node)}, expected -8 "
+                "to 7, because the declared limits are those of 4 bits"
             )
     zeros = quantized.zero_points
     if zeros.is_floating_point() and bool((zeros != zeros.round()).any()):

@@ -204,8 +204,8 @@ def group_refusal(group: int, bits: int, *, rounds: bool) -> str | None:
         )
     if group and (bits != 4 or group % _GROUP_STEP):
         return (
-            f"its weight has groups of {group} of {bits} bits; the runtime takes groups of "
-            f"multiples of {_GROUP_STEP} of 4 bits"
+            f"its weight has groups of {group} with {bits} bits; the runtime supports 4 bits, in "
+            f"groups of a multiple of {_GROUP_STEP}"
         )
     return None
 

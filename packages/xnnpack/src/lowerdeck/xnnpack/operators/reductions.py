@@ -99,7 +99,7 @@ def mean_over(
 
     Args:
         axes: The dimensions, in order.
-        keep: Whether to keep them with size 1.
+        keep: Whether to keep the dimensions with size 1.
         in_parts: Whether to always sum rows in parts, never by pooling, which accumulates
             sequentially.
     """

@@ -57,7 +57,7 @@ def unrounded_reader(
         for reader in source.users:
             if reader in seen or reader.target is ASSERTION:
                 continue
-            if _passes_on(reader, source, chain):
+            if _keeps_rows(reader, source, chain):
                 seen.add(reader)
                 waiting.append(reader)
             elif not _rounds(reader, source, is_weight):
@@ -102,7 +102,7 @@ def reads_rows_of(layer: Node, weight: Node) -> bool:
     return node is weight and layer.target is _aten.linear.default
 
 
-def _passes_on(reader: Node, source: Node, chain: Collection[str]) -> bool:
+def _keeps_rows(reader: Node, source: Node, chain: Collection[str]) -> bool:
     if str(reader.target) in chain or reader.target is operator.getitem:
         return True
     if reader.target not in _SAME_ROWS:

@@ -65,7 +65,7 @@ class Piece:
         ops: The names of the operators.
         *args: Patterns of the arguments, in the order of the schema. Omitted ones must have their
             defaults.
-        commutes: Whether the first two may be swapped.
+        commutes: Whether the first two arguments may be swapped.
         name: Name of the call in the match, none by default.
     """
 
@@ -185,12 +185,12 @@ def _is_of_one_dtype(match: Match, last: torch.Tensor) -> bool:
     leaves = [
         leaf for leaf in match.bindings.values() if isinstance(leaf, Node) and leaf not in pieces
     ]
-    return _are_of(match.pieces, {last.dtype, torch.bool, torch.int64}) and _are_of(
+    return _have_dtypes(match.pieces, {last.dtype, torch.bool, torch.int64}) and _have_dtypes(
         leaves, {last.dtype, torch.bool}
     )
 
 
-def _are_of(nodes: Sequence[Node], dtypes: set[torch.dtype]) -> bool:
+def _have_dtypes(nodes: Sequence[Node], dtypes: set[torch.dtype]) -> bool:
     values = [fake(node) for node in nodes]
     return all(tensor is not None and tensor.dtype in dtypes for tensor in values)
 

@@ -43,8 +43,8 @@ class MatchedGraph:
         sources: For each node of a copy, the program's nodes that it replaces, in order; empty for
             a node that prepares an argument.
         numbers: Indices of the patterns that matched, by the name of the restored call.
-        postponed: Names of the last nodes of matches that read sizes computed in between. In a
-            partition such sizes are inputs, so that the match may succeed there.
+        postponed: Names of the last nodes of matches that read sizes computed between their calls.
+            In a partition such sizes are inputs, so that the match may succeed there.
     """
 
     graph: Graph
@@ -242,9 +242,9 @@ class _Survey:
     def can_be_joined(self, pieces: Sequence[Node], arguments: Iterable[Node]) -> bool:
         """Return whether all calls of a match can be moved to the position of the last.
 
-        This requires that no other node mutates a tensor between them, and that they read nothing
-        else but sizes of inputs and empty tensors: sizes of results of the same delegate would be
-        needed before it runs.
+        This requires that no other node mutates a tensor between them. In addition to
+        ``arguments`` they may read only sizes of inputs and empty tensors: sizes of results of the
+        same delegate would be needed before it runs.
         """
         first, last = (self._writes[self.place[operand]] for operand in (pieces[0], pieces[-1]))
         first += sum(operand in self._writers for operand in pieces[1:])

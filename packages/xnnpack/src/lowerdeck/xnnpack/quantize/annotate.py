@@ -167,7 +167,7 @@ def _is_float(node: Node) -> bool:
 
 
 def _is_too_large(node: Node, graph_module: GraphModule) -> bool:
-    """Return whether a constant has values that observers fail on, such as the -inf of a mask."""
+    """Return whether a constant has values that observers cannot handle, such as a mask's -inf."""
     if node.op != "get_attr":
         return False
     module, _, name = str(node.target).rpartition(".")
