@@ -184,7 +184,7 @@ def test_a_list_of_sizes_may_hold_computed_ones(method: Any) -> None:
         ("floordiv.int", (-7, 2), -3),
         ("floordiv.int", (-7, -2), 3),
         ("sym_max.Scalar", (1, 2), 2),
-        ("mul.Scalar", (2**62, 2), "does not fit in 64 bits"),
+        ("mul.Scalar", (2**62, 2), "does not fit in int64"),
     ],
 )
 def test_scalars_are_those_of_the_runtime(

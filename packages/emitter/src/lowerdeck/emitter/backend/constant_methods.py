@@ -19,7 +19,7 @@ from lowerdeck.torch_base import pytree
 
 
 def constant_plan(name: str, result: Any, constants: ConstantPool) -> ExecutionPlan:
-    """Return a method without inputs or instructions that returns ``result``.
+    """Return a method that returns ``result`` and has no inputs or instructions.
 
     Args:
         name: Name of the method.

@@ -59,7 +59,7 @@ class ExternalWeights:
 
 
 class ChosenFiles:
-    """Assigns parameters and buffers to files with the caller's function.
+    """Calls the user's function to assign parameters and buffers to files.
 
     Args:
         choose: Returns the stem of a `.ptd` file, or None, for the placeholder of a parameter or

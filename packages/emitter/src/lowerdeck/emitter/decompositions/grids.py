@@ -29,7 +29,7 @@ def grid_sample(
         input: The volume, shape (batch, channels, depth, height, width).
         grid: The positions, shape (batch, ..., 3): width, height and depth, from -1 to 1.
         interpolation_mode: 0 for trilinear, 1 for nearest.
-        padding_mode: Values outside: 0 zeros, 1 the border, 2 the reflected volume.
+        padding_mode: Values outside: 0 for zeros, 1 for the border, 2 for the reflected volume.
         align_corners: Whether -1 and 1 are the centres of the outermost elements.
     """
     batch, channels = input.shape[:2]

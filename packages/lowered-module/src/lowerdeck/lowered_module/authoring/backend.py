@@ -39,8 +39,8 @@ class PreprocessResult:
             nodes (see ``DelegateMappingBuilder``); None if the runtime logs no identifiers.
         data_store_output: Named data that the runtime looks up by key, such as weights that
             several delegates share (from ``NamedDataStore.get_named_data_store_output()``).
-        delegate_info_meta: Any data for ahead-of-time tools, available in
-            ``LoweredBackendModule.meta``; it is not written to the file. ExecuTorch's name
+        delegate_info_meta: Any data for ahead-of-time tools, not written to the file; it is
+            ``meta["_delegate_info_meta"]`` of the ``LoweredBackendModule``. ExecuTorch's name
             ``_delegate_info_meta`` is accepted and readable as well.
     """
 

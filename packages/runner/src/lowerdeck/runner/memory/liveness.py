@@ -96,7 +96,8 @@ def analyse(
 ) -> Liveness:
     """Return the live groups after each instruction.
 
-    A value that is read before any write counts as state: its bytes come from the previous call.
+    A value other than an input that is read before any write is state: its bytes come from the
+    previous call.
 
     Args:
         inputs: Value indices.

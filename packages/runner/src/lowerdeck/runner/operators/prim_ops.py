@@ -81,5 +81,5 @@ def in_range(value: Scalar) -> Scalar:
         OverflowError: An integer exceeds 64 bits, for which the runtime would wrap around.
     """
     if isinstance(value, int) and not _INT64_MIN <= value <= _INT64_MAX:
-        raise OverflowError(f"{value} does not fit in 64 bits")
+        raise OverflowError(f"{value} does not fit in int64")
     return value

@@ -197,7 +197,7 @@ class XnnOperator(IntEnum):
 
     @property
     def table(self) -> str:
-        """Return the name of the table of its fields; several operators may share one."""
+        """Return the key of its fields in ``PAYLOAD_TABLES``; several operators may share it."""
         return _TABLES.get(self, "Unary")
 
     @property

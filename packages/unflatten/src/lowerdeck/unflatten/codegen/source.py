@@ -393,7 +393,7 @@ class _Writer(Names):
         return self.object_name(value)
 
     def line(self, text: str, comment: str = "", *, outer: bool = False) -> None:
-        """Add a line at the current depth."""
+        """Add a line with an optional comment, indented unless it is ``outer``."""
         self.lines.append(text if outer else self.indent + text)
         self.comments.append(comment)
 

@@ -70,7 +70,7 @@ class WorkingGraph:
         inputs: The placeholder of each user input.
         preserved: The calls with a signature.
         attributes: Subgraphs by ``get_attr`` target.
-        reads: State placeholder of each ``get_attr`` node that reads state.
+        reads: Name of the state placeholder that each ``get_attr`` node of state reads.
         refusals: Why modules cannot be replaced or hooked.
     """
 

@@ -17,7 +17,7 @@ _DEQUANTIZES = ("quantized_decomposed.dequantize_", "torchao.dequantize_affine")
 
 
 def named(names: str) -> list[OpOverload]:
-    """Return ATen operators by name; ``default`` is the default overload."""
+    """Return the ATen operators in a text such as ``"add.Tensor relu"``, separated by spaces."""
     pairs = (name.partition(".") for name in names.split())
     return [
         getattr(getattr(torch.ops.aten, name), overload or "default")

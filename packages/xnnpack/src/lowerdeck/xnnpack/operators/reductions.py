@@ -100,8 +100,8 @@ def mean_over(
     Args:
         axes: The dimensions, in order.
         keep: Whether to keep the dimensions with size 1.
-        in_parts: Whether to always sum rows in parts, never by pooling, which accumulates
-            sequentially.
+        in_parts: Whether to sum in parts instead of by global pooling, which accumulates
+            sequentially; ignored if a reduced size is symbolic.
     """
     shape = _reduced(tracked.shape, axes, keep=keep)
     in_parts = in_parts and all(is_fixed(tracked.shape[axis]) for axis in axes)
