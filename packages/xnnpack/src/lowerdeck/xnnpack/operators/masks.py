@@ -164,28 +164,10 @@ def _any_of_rows(emission: Emission, tensor: Tracked) -> Tracked:
     return resized(emission, ones, (*batch, rows, 1))
 
 
-class _Fill(NamedTuple):
-    """A call that replaces scores where a mask is True.
-
-    Attributes:
-        number: Name of the argument that replaces them.
-        scores: Name of the argument that is replaced.
-        mask: Name of the mask.
-        inverted: Whether they are replaced where the mask is False.
-    """
-
-    number: str
-    scores: str
-    mask: str
-    inverted: bool = False
-
-
-def _fill_of(call: Call) -> _Fill | None:
-    """Return how a call of ``where`` or ``masked_fill`` fills scores, or None if it does not."""
-    kinds = [_Fill("self", "other", "condition"), _Fill("other", "self", "condition", True)]
-    if "mask" in call.args:
-        kinds = [_Fill("value", "self", "mask")]
-    return next((fill for fill in kinds if _is_low(call, fill.number, fill.scores)), None)
+def _fill_of(call: Call) -> tuple[str, str] | None:
+    """Return the names of a fill's number and scores in ``where`` or ``masked_fill``, or None."""
+    pairs = [("value", "self")] if "mask" in call.args else [("self", "other"), ("other", "self")]
+    return next((pair for pair in pairs if _is_low(call, *pair)), None)
 
 
 def _is_low(call: Call, name: str, scores: str) -> bool:
@@ -202,16 +184,18 @@ def _emit_fill(emission: Emission, call: Call) -> None:
 
     The scores may be infinite. One of -inf stays -inf where the number is the lowest finite one.
     """
-    fill = _fill_of(call)
-    assert fill is not None
-    number, scores, mask = (call.args[name] for name in fill[:3])
+    names = _fill_of(call)
+    assert names is not None
+    number, scores = (call.args[name] for name in names)
+    mask = call.args.get("mask", call.args.get("condition"))
     is_node = isinstance(number, Node)
     low = float(emission.constant(number).flatten()[0] if is_node else number)
+    inverted = names[0] == "other"
     bounds = emission.of(mask).derived
     # The layers of a model share one mask.
-    key = (_emit_fill, low, fill.inverted)
+    key = (_emit_fill, low, inverted)
     if key not in bounds:
-        bounds[key] = _bounds(emission, mask, low, inverted=fill.inverted)
+        bounds[key] = _bounds(emission, mask, low, inverted=inverted)
     upper, lower = bounds[key]
     result = emission.binary(XnnOperator.MINIMUM, emission.of(scores), upper)
     if low > -_LARGEST:
