@@ -72,7 +72,7 @@ class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers i
         sample_inputs: MutableMapping[str, Any],
         config: ExecutorchConfig,
     ) -> tuple[ExecutorchProgramManager, Any]:
-        """Return the program of one graph, and transformers' metadata.
+        """Return the emitted program of one graph as a manager, and transformers' metadata.
 
         Args:
             model: The model; moved to the CPU in place, and ``requires_grad`` of its parameters is

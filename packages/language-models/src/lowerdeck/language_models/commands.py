@@ -59,7 +59,7 @@ class LanguageModelCommand:
         """Run the command, and return the exit status.
 
         Returns:
-            ``DONE``; ``DIFFERS`` if ``--check`` finds other tokens than the model's.
+            ``DONE``; ``DIFFERS`` if ``--check`` fails.
 
         Raises:
             LanguageModelError: The folder, the file or the prompt cannot be used.

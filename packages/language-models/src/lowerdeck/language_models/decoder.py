@@ -72,7 +72,7 @@ class CachedDecoder(nn.Module):
             filled part of the cache.
 
     Raises:
-        UnsupportedModelError: The model has other state than keys and values.
+        UnsupportedModelError: The model is not a decoder, or has other state than keys and values.
     """
 
     def __init__(

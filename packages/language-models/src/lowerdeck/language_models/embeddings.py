@@ -38,6 +38,7 @@ class QuantizedEmbedding(nn.Module):
 
     Args:
         weight: The weights, ``float[rows, width]``.
+        bits: Bits of an integer, 8 or 4.
 
     Raises:
         LanguageModelError: The group size does not divide the width.

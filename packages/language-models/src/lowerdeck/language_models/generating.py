@@ -109,7 +109,8 @@ def generate(
         timing: Filled with the time that generation took.
 
     Raises:
-        GenerationError: The prompt is empty, or prompt and added tokens exceed the context.
+        GenerationError: The prompt is empty, prompt and added tokens exceed the context, or the
+            official runtime fails.
     """
     if not prompt:
         raise GenerationError("the prompt has no tokens: give a text to continue")

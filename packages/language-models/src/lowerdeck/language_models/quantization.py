@@ -61,6 +61,7 @@ def quantize_linears(
 
     Args:
         model: The model; weights are freed as they are replaced.
+        mode: ``"8da4w"`` or ``"8da8w"``.
         group: Number of weights of a row that share a scale in ``"8da4w"``.
         scales: Dtype that group scales are rounded to; None for no rounding.
 
@@ -68,7 +69,7 @@ def quantize_linears(
         Counts of quantised and float weights.
 
     Raises:
-        LanguageModelError: The group size divides no linear layer.
+        LanguageModelError: The group size is not supported, or divides the rows of no layer.
     """
     if mode == "8da8w":
         config = Int8DynamicActivationIntxWeightConfig(

@@ -81,7 +81,7 @@ class BusyError(RunnerError, RuntimeError):
 
 
 class MemoryPlanError(ExecutionError):
-    """The memory plan assigns the same bytes to two values that are live at the same time."""
+    """The memory plan is broken, such as one that overwrites live bytes, or too large to check."""
 
 
 class OfficialRuntimeError(RunnerError):

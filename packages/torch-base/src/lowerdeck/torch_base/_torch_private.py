@@ -265,7 +265,7 @@ def size_range(size: Any, ranges: Mapping[Any, Any] | None = None) -> tuple[int,
 
     Args:
         size: A number or a symbol.
-        ranges: The program's ``range_constraints``. Without them the lower bound is too large:
+        ranges: The program's ``range_constraints``. Without them the lower bound may be too large:
             tracing assumes dynamic sizes of at least 2.
 
     Returns:
@@ -335,7 +335,8 @@ def upper_bound(size: Any, ranges: Mapping[Any, Any] | None = None) -> int:
         size: A number or a symbol.
 
     Returns:
-        The number, the symbol's upper bound if any, else its hint if any, else its lower bound.
+        The number; for a symbol its upper bound if that is below 2**31, else its hint if any, else
+        its lower bound.
     """
     if isinstance(size, int):
         return size

@@ -57,7 +57,7 @@ class Layout(Enum):
 
 
 LAYOUT_MARK = " channels_last"
-"""Prefix of a payload's version string, before the positions of channels-last arguments. The
+"""Part of a payload's version string, before the positions of channels-last arguments. The
 official runtime ignores the version and reads layouts from the program's tensors.
 """
 

@@ -27,7 +27,7 @@ class Write:
     """A byte range written by a value.
 
     Attributes:
-        end: End of the range.
+        end: End of the range, exclusive.
         value: Index of the value.
         time: Index of the instruction.
     """
@@ -96,7 +96,7 @@ class Memory:
         """Yield the last writes of the bytes in a range; a write that was split is repeated.
 
         Args:
-            end: End of the range.
+            end: End of the range, exclusive.
         """
         at = max(bisect_right(self._starts, start) - 1, 0)
         while start < end and at < len(self._starts) and self._starts[at] < end:

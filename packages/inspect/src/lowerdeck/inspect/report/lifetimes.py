@@ -52,7 +52,7 @@ def steps(plan: ExecutionPlan) -> Iterator[InstructionArguments]:
 
 
 def columns_of(step: InstructionArguments) -> tuple[str, int, list[int]]:
-    """Return an instruction's kind (a letter), callee or jump destination, and values."""
+    """Return an instruction's kind (a letter), callee or jump target (or -1), and values."""
     match step:
         case KernelCall(operator, args):
             return "k", operator, args

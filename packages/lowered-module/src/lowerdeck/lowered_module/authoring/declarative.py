@@ -102,8 +102,8 @@ class DeclarativeBackend(BackendDetails):
 
     A new instance is created for each partition, so visitors may keep state in ``self``:
     ``begin_partition`` runs first, then the visitors in the order of the nodes, then ``compile``.
-    Nodes that depend on no input of the program and have no visitor, such as a mask made from
-    sizes, are folded and are among the partition's constants.
+    Nodes without a visitor that depend on no input of the program, such as a mask made from sizes,
+    are folded if only one partition reads them, and are among its constants.
 
     Attributes:
         min_nodes: Smallest number of nodes in a partition.

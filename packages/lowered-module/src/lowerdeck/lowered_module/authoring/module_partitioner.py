@@ -146,7 +146,7 @@ class Everything(Partitioner):
         self._spec_of_all = DelegationSpec(backend_id, [])
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Return the program with the same tag on every call, parameter, buffer and constant."""
+        """Return the program with one tag on all operator calls, parameters and other state."""
         for node in nodes_of(exported_program.graph_module):
             if node.op == "call_function" and isinstance(node.target, OpOverload):
                 node.meta[DELEGATION_TAG] = "all"

@@ -34,8 +34,9 @@ from lowerdeck.torch_base import Behaviours, OpOverload, graphs_of, is_getitem
 class NodePartitioner(Partitioner):
     """Delegate all nodes without an objection, also in nested graphs.
 
-    Nodes with an objection that depend on no input of the program (masks, positions) are folded if
-    only one partition reads them: ``PartitionView`` has them among the constants.
+    With ``computes_ahead``, nodes with an objection that depend on no input of the program (masks,
+    positions) are folded if only one partition reads them: ``PartitionView`` has them among the
+    constants.
 
     Args:
         compile_specs: The compile specs of each partition.

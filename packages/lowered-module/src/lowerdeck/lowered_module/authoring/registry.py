@@ -57,10 +57,10 @@ def backend_name(backend: type) -> str:
 def find_backend(name: str, *, peers: bool = False) -> Any:
     """Return the backend class called ``name``.
 
-    Registered classes come first, then imported ones: subclasses of ``BackendDetails``, then those
-    of ExecuTorch's class of that name (in reverse order if ``peers``). Entry points of the group
-    ``lowerdeck.backends`` come last, so that a distribution that is only installed never hides a
-    class that the process has imported.
+    Registered classes come first, then imported subclasses of ``BackendDetails``, then those of
+    ExecuTorch's ``BackendDetails``; with ``peers`` ExecuTorch's precede ours. Entry points of the
+    group ``lowerdeck.backends`` come last, so that a distribution that is only installed never
+    hides a class that the process has imported.
 
     Args:
         peers: Whether the name is from a DelegationSpec of ExecuTorch.

@@ -24,8 +24,8 @@ class OutputAccuracy(NamedTuple):
     """Difference between one output of a lowered model and the model's.
 
     Attributes:
-        largest: Largest absolute difference; infinite if the shapes differ, or if only one value
-            is NaN or infinite.
+        largest: Largest absolute difference; infinite if the shapes differ, or where NaN or an
+            infinity is compared with another value.
         relative: ``largest`` relative to the largest finite magnitude of the model's output.
         cosine: Cosine of the angle between both, as vectors of their finite elements.
         name: The compared value, such as ``"output 0"`` or ``"state 'cache.keys'"``.

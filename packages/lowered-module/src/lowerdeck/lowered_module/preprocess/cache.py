@@ -43,14 +43,14 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 class ResultCache:
     """Cache of results of ``preprocess`` by content.
 
-    Threads, processes and machines may share a directory. An entry is ignored if another user owns
-    it or can write it, if it was stored under another key, or if it is truncated or altered.
-    Entries are bytes and JSON; reading them runs no code. Files at a URL have no owner: anyone who
-    can write to the URL can change delegates.
+    Threads, processes and machines may share a directory. An entry is ignored if another user
+    (except root) owns it or can write it, if it was stored under another key, or if it is
+    truncated or altered. Entries are bytes and JSON; reading them runs no code. Files at a URL
+    have no owner: anyone who can write to the URL can change delegates.
 
     Args:
-        directory: Path of a directory, created with access for the user only if it is missing, or
-            an ``fsspec`` URL, such as ``s3://bucket/folder``.
+        directory: Path of a directory, or an ``fsspec`` URL, such as ``s3://bucket/folder``. A
+            missing directory is created, with access for the user only.
 
     Raises:
         CacheError: The directory cannot be created.

@@ -22,7 +22,7 @@ SEVERAL = 2
 
 
 def only_factor(sizes: Sizes) -> int | None:
-    """Return the position of the only factor other than 1; None if there are several."""
+    """Return the position of the only factor other than 1 (0 without one); None if several."""
     places = [at for at, size in enumerate(sizes) if not is_one(size)]
     return (places or [0])[0] if len(places) <= 1 else None
 
@@ -143,7 +143,7 @@ def shape_of(node: Any) -> Sizes:
 
 
 def with_size_at(shape: Sizes, axis: int, size: int) -> Sizes:
-    """Return a shape with one more size."""
+    """Return a shape with ``size`` inserted at ``axis``."""
     return (*shape[:axis], size, *shape[axis:])
 
 

@@ -76,7 +76,7 @@ class ConformanceReport:
 
 
 def default_samples(seeds: Iterable[int] = range(6)) -> list[Sample]:
-    """Return samples: two weighted partitions, then generated ones.
+    """Return samples: a model of two partitions with weights, then generated ones.
 
     Some generated samples have state, dynamic sizes or branches.
 

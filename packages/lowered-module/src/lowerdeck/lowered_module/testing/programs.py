@@ -46,6 +46,7 @@ class GeneratedModel(torch.nn.Module):
     """A random model on tensors of shape (batch, 4), determined by its seed.
 
     Args:
+        size: Number of operations.
         state: Whether it may mutate buffers.
         control_flow: Whether it may have branches.
     """
@@ -113,6 +114,7 @@ def generated(seed: int, size: int = 12, *, dynamic: bool = False, **options: bo
 
     Args:
         seed: Determines the model and its inputs.
+        size: Number of operations of the model.
         dynamic: Whether the batch size is dynamic.
         **options: ``state`` and ``control_flow`` of ``GeneratedModel``.
     """

@@ -194,7 +194,7 @@ class Elementwise(Translation):
 
     @visits(*_COMPARISON_FORMS, dtypes=VALUES, when=_compared)
     def comparison(self, part: PartitionView, node: Node) -> None:
-        """Visit a comparison, in the dtype to which torch promotes both operands."""
+        """Visit a comparison, in the dtype that torch promotes to, or float32 for int32."""
         arguments = arguments_of(node)
         left, right = arguments["self"], arguments["other"]
         dtype = torch.result_type(
@@ -251,7 +251,7 @@ class Elementwise(Translation):
 
     @visits(*_ELU, dtypes=FLOATS, when=_exponential_linear)
     def exponential_linear(self, part: PartitionView, node: Node) -> None:
-        """Visit ``elu`` or ``celu``."""
+        """Visit ``elu``."""
         arguments = arguments_of(node)
         self.give(part, node, opset13.elu(self.read(arguments["self"]), float(arguments["alpha"])))
 

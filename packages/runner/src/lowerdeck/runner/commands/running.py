@@ -49,7 +49,7 @@ class RunCommand:
             "--memory",
             choices=get_args(Memory),
             default="strict",
-            help="strict: check the memory plan; poison: also fill dead memory with NaN (strict)",
+            help="strict: check plan; poison: also fill dead memory; unchecked: neither (strict)",
         )
 
     def run(self, args: argparse.Namespace) -> int:

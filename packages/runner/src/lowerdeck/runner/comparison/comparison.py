@@ -28,7 +28,8 @@ class Difference:
         name: The called operator, or ``output 0``.
         place: Source location; unknown parts are empty.
         eager_name: Name of the corresponding operator in eager, or "".
-        largest: The largest absolute difference; infinite if only one of two numbers is NaN.
+        largest: The largest absolute difference; infinite if the shapes differ, or if only one of
+            two numbers is NaN.
         label: Operator in a delegate, such as ``Conv2d``, if the backend's runtime reports it.
     """
 

@@ -112,11 +112,11 @@ class Emission(Values):
     def dynamic(
         self, value: int, shape: Sequence[Dim], layout: Layout, encoding: XnnEncoding
     ) -> int:
-        """Return a float value quantised dynamically.
+        """Return the id of a float value quantised dynamically.
 
         Args:
-            value: The floats. Linear layers share the result; each convolution has its own: the
-                runtime stores scales differently for 1x1 filters, and computes garbage if both
+            value: Id of the floats. Linear layers share the result; each convolution has its own:
+                the runtime stores scales differently for 1x1 filters, and computes garbage if both
                 kinds read the same value.
             shape: Its sizes in torch's order.
             encoding: ``PER_ROW`` for a linear layer, ``PER_IMAGE`` for a convolution.
@@ -214,7 +214,7 @@ class Emission(Values):
             return self.id_of(widened, layout)
 
     def common_layout(self, *operands: Tracked, rank: int) -> Layout:
-        """Return the common layout for operands: channels last if one of them has it."""
+        """Return a layout for operands: channels last if one has it and others can broadcast."""
         for operand in operands:
             if len(operand.shape) < rank and not operand.is_constant:
                 # Broadcasting it needs a reshape, which supports one symbolic size.
@@ -292,6 +292,7 @@ class Emission(Values):
         """Return a linear layer of a value.
 
         Args:
+            value: The id of its input.
             shape: Sizes of the result.
             weights: The ids of its filters and its bias.
             limits: Minimum and maximum to clamp the result to.
@@ -380,7 +381,7 @@ class Emission(Values):
         )
 
     def reshaped(self, value: int, shape: Sequence[Dim]) -> int:
-        """Return ``value`` with other sizes; at most one of them is symbolic."""
+        """Return the id of ``value`` with other sizes; at most one of them is symbolic."""
         new_shape = tuple(size if isinstance(size, int) else 0 for size in shape)
         with self.stored(self.reads, self.encoding_of(value)):
             return self.add(

@@ -13,7 +13,7 @@ _MOVES = (XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.STAT
 
 
 def merge_moves(emission: Emission) -> None:
-    """Merge consecutive and equal reshapes, transposes and slices, in place.
+    """Merge consecutive reshapes, transposes or slices, and equal ones, in place.
 
     Otherwise the runtime's graph optimiser merges them, which in executorch 1.4.1 may write to
     freed memory and crash the process at load. A merged node reads the input of the first; the

@@ -134,7 +134,7 @@ class Tracked:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The dequantised data of a constant, else None."""
+        """The data of a constant, with integers and half precision as float32; else None."""
         if isinstance(self.data, Quantized):
             return self.data.dequantized()
         if self.data is not None and self.data.dtype in (torch.float16, torch.bfloat16):

@@ -27,8 +27,8 @@ def tidy(emission: Emission) -> None:
     """Remove unneeded computations and copies from a payload.
 
     Zero padding is fused into the convolution that reads it. A layer whose result is only split
-    along its channels becomes one layer per part. Dead nodes and constants are removed. Causal
-    masks and tables are computed instead of stored.
+    along its channels, into multiples of 32, becomes one layer per part. Dead nodes and constants
+    are removed. Causal masks and tables are computed instead of stored.
 
     Args:
         emission: A payload with all inputs and outputs; its values are renumbered.

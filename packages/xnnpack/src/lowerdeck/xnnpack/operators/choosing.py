@@ -163,7 +163,7 @@ def _choose_refusal(call: Call) -> str | None:
         return None
     indices = _computed(tensors[0])
     if indices is None:
-        return f"it selects more than {_MOST_PIECES} indices, each of which takes a node"
+        return f"it selects more than {_MOST_PIECES} indices, which may take a node each"
     return choice_refusal(shape, [index % size for index in indices])
 
 

@@ -177,7 +177,7 @@ def _is_above_zero(node: object) -> bool:
 
 
 def is_square(node: Node, *others: object) -> bool:
-    """Return whether a node is a square or another non-negative function."""
+    """Return whether a node is a square, or calls one of ``others``."""
     if node.target is _aten.pow.Tensor_Scalar:
         return bool(node.args[1] == 2)
     if node.target is _aten.mul.Tensor:

@@ -24,7 +24,7 @@ from lowerdeck.xnnpack.payload import Layout
 
 
 class Window(NamedTuple):
-    """Kernel windows along one dimension."""
+    """Kernel windows along one dimension; ``before`` and ``after`` are its padding."""
 
     kernel: int = 1
     stride: int = 1
@@ -34,7 +34,7 @@ class Window(NamedTuple):
 
 
 def spatial(value: int | Sequence[int], rank: int, other: int) -> tuple[int, ...]:
-    """Return the values of an argument for height and width; 1-D inputs have a height of 1.
+    """Return the values of an argument by spatial dimension; 1-D inputs have a height of 1.
 
     Args:
         rank: Rank of the tensor; with 3, the argument applies to the width.
@@ -94,8 +94,8 @@ def window_fields(rows: Window, columns: Window, kernel: str, stride: str) -> di
     Args:
         rows: The windows along the height.
         columns: The windows along the width.
-        kernel: Field names of the kernel sizes.
-        stride: Field names of the strides.
+        kernel: Prefix of the names of the kernel sizes, before ``_height`` and ``_width``.
+        stride: Prefix of the names of the strides.
     """
     fields = {"padding_top": rows.before, "padding_right": columns.after}
     fields |= {"padding_bottom": rows.after, "padding_left": columns.before}
@@ -117,7 +117,9 @@ def mean_of_images(
     """Return the mean over height and width, the second and third memory dimension.
 
     Args:
+        value: The id of the images.
         shape: Sizes of the result in torch's order.
+        layout: Layout of the result.
         keep: Whether to keep height and width with size 1.
     """
     flags = XnnNode.KEEP_DIMS if keep else 0

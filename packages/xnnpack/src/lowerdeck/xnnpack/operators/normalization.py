@@ -85,7 +85,7 @@ def _summed_parts(emission: Emission, tensor: Tracked) -> Tracked:
 
 
 def _pooled_parts(emission: Emission, tensor: Tracked) -> Tracked:
-    """Return the mean of each 16 consecutive elements of each row.
+    """Return means of 16 elements each: of every n-th element of a row, for n means.
 
     For rows of thousands of elements, pooling takes a quarter of the time of a linear layer, and
     needs no weights.

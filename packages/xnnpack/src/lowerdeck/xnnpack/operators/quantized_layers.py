@@ -50,7 +50,7 @@ def store_static(
     """Return the ids of filters and bias for a statically quantised layer.
 
     Args:
-        emission: Receives the layer; ``writes`` is the encoding of the result.
+        emission: Receives the constants; ``writes`` is the encoding of the result.
         bias: The bias in float.
         source: Encoding of the input.
 

@@ -91,7 +91,7 @@ def rows_of(layer: Node) -> Node:
 
 
 def reads_rows_of(layer: Node, weight: Node) -> bool:
-    """Return whether a layer multiplies by a weight that is not transposed.
+    """Return whether a layer is a ``linear`` whose weight is not transposed.
 
     Args:
         weight: The argument of :func:`layers_of` that yielded the layer.

@@ -159,7 +159,8 @@ def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
     """Yield the matches of a pattern whose last call is a node.
 
     No-ops (a clone, a view to the same sizes, a dropout in evaluation) may occur between calls of
-    the pattern. All values have the dtype of the last, except intermediate bools and indices.
+    the pattern. All values have the dtype of the last, except bools and intermediate indices; for
+    a ``Viewed`` pattern the caller checks this.
 
     Args:
         node: A call; not skipped even if it is a no-op.

@@ -109,7 +109,7 @@ def _data(graph: XnnGraph, constant: XnnConstant, named: Named) -> memoryview:
 
 
 def channel_scales(graph: XnnGraph, value: XnnValue, named: Named) -> torch.Tensor | None:
-    """Return per-channel scales of a filter, None for float or grouped filters."""
+    """Return a filter's scale, or its per-channel scales; None for float or grouped filters."""
     if value.encoding.scheme == "tensor":
         return torch.tensor(value.encoding.scale)
     return _scales(graph, value, named) if value.encoding.scheme == "channel" else None

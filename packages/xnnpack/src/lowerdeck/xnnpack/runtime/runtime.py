@@ -128,7 +128,7 @@ class XnnpackRuntime:
         """Return the outputs for ``inputs``.
 
         Args:
-            inputs: The arguments of the call; sizes are ignored.
+            inputs: The arguments of the call; others than tensors, such as sizes, are ignored.
 
         Returns:
             New tensors, in order.
