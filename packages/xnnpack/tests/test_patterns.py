@@ -28,8 +28,12 @@ OTHERWISE = (
     *("pad_circular", "whole_functions", "compose", "recurrent", "layout_shuffle"),
     *("parted_linear_relu", "parted_view", "move_after_conv", "computed_linear", "image_norms"),
     *("dynamic_two_sizes", "dynamic_speech", "dynamic_tokens_of_images", "fill_given"),
+    "constant_bias",
 )
-SAME = [one for one in cases() if not one.name.startswith(OTHERWISE) and one.name != "move"]
+WHOLE_NAMES = ("move", "pool1d")
+SAME = [
+    one for one in cases() if not one.name.startswith(OTHERWISE) and one.name not in WHOLE_NAMES
+]
 PIECES = ("elementwise", "prelu", "glu", "linear", "matmul", "pixel", "norm", "mask", "attention")
 SOME = [one for one in SAME if one.name.startswith(PIECES)]
 SOME += [one for one in SAME if one not in SOME][::6]

@@ -420,8 +420,8 @@ def choices() -> Iterator[Case]:
 
 def paddings() -> Iterator[Case]:
     """Yield paddings with elements of the tensor itself, few and many, of all ranks."""
-    for amounts in ((0, 0, 1, -1), (2, -3, -1, 1), (-1, -2)):
-        yield case(f"pad_shift_{amounts}", lambda x, a=amounts: F.pad(x * 2, a) + 1, IMAGE)
+    for shift in ((0, 0, 1, -1), (2, -3, -1, 1), (-1, -2)):
+        yield case(f"pad_shift_{shift}", lambda x, a=shift: F.pad(x * 2, a) + 1, IMAGE)
     infinite = torch.randn(1, 2, 80)
     infinite[..., ::7] = torch.inf
     for mode in ("reflect", "replicate", "circular"):

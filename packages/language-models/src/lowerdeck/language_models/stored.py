@@ -66,7 +66,8 @@ def keep_stored(model: nn.Module) -> None:
     stored_weights: dict[torch.Tensor, torch.Tensor] = {}
     for module in list(model.modules()):
         kind = _KINDS.get(type(module))
-        if kind is None or _renorms(module):
+        # An embedding with max_norm renormalizes its rows in place at lookup.
+        if kind is None or getattr(module, "max_norm", None) is not None:
             continue
         weight = dict(module.named_parameters(recurse=False)).get("weight")
         if weight is None or weight.dtype not in HALVES:
@@ -84,11 +85,6 @@ def keep_stored(model: nn.Module) -> None:
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.dtype in HALVES and id(buffer) not in stored_ids:
                 setattr(module, name, buffer.float())
-
-
-def _renorms(module: nn.Module) -> bool:
-    """Return whether an embedding renormalizes its rows in place at lookup."""
-    return getattr(module, "max_norm", None) is not None
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -102,7 +102,7 @@ class _Folder:
 
     def _is_equal_to_earlier(self, call: Call, values_by_key: dict[Any, list[Value]]) -> bool:
         """Replace ``call`` by an equal earlier one and return True, or record it."""
-        earlier = values_by_key.setdefault(_key(call), call.outs)
+        earlier = values_by_key.setdefault((call.target, _frozen(call.args)), call.outs)
         if earlier is call.outs:
             return False
         self.replaced |= zip(call.outs, earlier, strict=True)
@@ -189,11 +189,6 @@ def _real(argument: Any) -> Any:
     if isinstance(argument, (list, tuple)):
         return [_real(item) for item in argument]
     return argument
-
-
-def _key(call: Call) -> Any:
-    """Return a key that is equal for equivalent calls."""
-    return (call.target, _frozen(call.args))
 
 
 def _frozen(argument: Any) -> Any:

@@ -7,7 +7,7 @@ the process. Each rule was found by running the kernel in the runtime of the ker
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -53,7 +53,7 @@ def guard_empty(method: Method, table: KernelTable) -> None:
         empty = None if guard is None else guard(call)
         if empty is None:
             return None
-        doubtful = [size for size in empty.sizes if _least(size, method.ranges) == 0]
+        doubtful = [size for size in empty.sizes if size_range(_size(size), method.ranges)[0] == 0]
         _guard(call, empty, doubtful, before, table)
         return ()
 
@@ -131,10 +131,6 @@ class _Numbers:
 def _size(size: Size) -> Any:
     tensor, dim = size
     return tensor.shape[dim]
-
-
-def _least(size: Size, ranges: Mapping[Any, Any]) -> int:
-    return size_range(_size(size), ranges)[0]
 
 
 def _all_sizes(tensor: TensorValue) -> list[Size]:

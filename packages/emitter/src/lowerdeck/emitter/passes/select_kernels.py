@@ -86,7 +86,7 @@ def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
         return "the kernel computes only the one-sided transform"
     official = kernel.full_name in OFFICIAL_KERNELS
     takes_complex = kernel.name.partition("::")[2] in table.complex_numbers
-    if official and not takes_complex and _complex(call):
+    if official and not takes_complex and any(dtype.is_complex for dtype in _dtypes(call)):
         return "the kernel does not support complex dtypes"
     if official and _bytes_of_floats(call):
         return "the kernel does not support float8 dtypes"
@@ -116,10 +116,6 @@ def _as_strided_conflict(call: Call) -> str:
     if 0 not in size and last >= traced.numel():
         return "it reads past its argument's elements; take the whole tensor as its argument"
     return ""
-
-
-def _complex(call: Call) -> bool:
-    return any(dtype.is_complex for dtype in _dtypes(call))
 
 
 def _bytes_of_floats(call: Call) -> bool:

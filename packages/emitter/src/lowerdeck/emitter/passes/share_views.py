@@ -102,7 +102,8 @@ def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Se
     """Return the offset of each output in the bytes of ``source``; None if it must be computed."""
     name, args, out = call.view_name, call.args, outs[0]
     if name in _SAME:
-        return [0] if _alike(source, out) else None
+        is_alike = source.sizes == out.sizes and source.dim_order == out.dim_order
+        return [0] if is_alike else None
     if not source.contiguous or any(not part.contiguous for part in outs):
         return None
     if name in _RESHAPES:
@@ -126,10 +127,6 @@ def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Se
             starts.append(starts[-1] + part.nbytes)
         return starts
     return None
-
-
-def _alike(source: TensorValue, out: TensorValue) -> bool:
-    return source.sizes == out.sizes and source.dim_order == out.dim_order
 
 
 def _first_dim(dim: Any, source: TensorValue) -> int:

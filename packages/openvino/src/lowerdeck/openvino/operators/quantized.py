@@ -29,7 +29,7 @@ def _is_8_bit(node: Node) -> bool | str:
     arguments = arguments_of(node)
     integers = (
         tensor_of(node)
-        if "dtype" in arguments and _is_quantize(node)
+        if "dtype" in arguments and ".quantize" in operator_name(node)
         else tensor_of(arguments["input"])
     )
     if integers.dtype not in _INTEGERS:
@@ -39,10 +39,6 @@ def _is_8_bit(node: Node) -> bool | str:
     ]
     computed = [name for name in numbers if isinstance(arguments[name], Node) and name[-1] != "s"]
     return not computed or f"its {computed[0]} is computed at run time"
-
-
-def _is_quantize(node: Node) -> bool:
-    return ".quantize" in operator_name(node)
 
 
 class Quantized(Translation):

@@ -14,10 +14,6 @@ Scalar = int | float | bool
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
-def _if_else(condition: Scalar, then: Scalar, other: Scalar) -> Scalar:
-    return then if condition else other
-
-
 def _remainder(left: int, right: int) -> int:
     """Return the remainder with the sign of ``left``, unlike Python."""
     remainder = abs(left) % abs(right)
@@ -28,10 +24,6 @@ def _quotient(left: int, right: int) -> int:
     """Return the quotient rounded towards zero, as in the runtime's ``floordiv.int``."""
     quotient = abs(left) // abs(right)
     return quotient if (left < 0) == (right < 0) else -quotient
-
-
-def _sym_size(tensor: torch.Tensor, dim: int) -> int:
-    return tensor.shape[dim]
 
 
 def _local_scalar(tensor: torch.Tensor) -> Scalar:
@@ -62,12 +54,12 @@ _PRIMITIVES: dict[str, Callable[..., Any]] = {
     "sym_float.Scalar": float,
     "sym_int.Scalar": int,
     "sym_not.Scalar": operator.not_,
-    "sym_ite.Scalar": _if_else,
+    "sym_ite.Scalar": lambda condition, then, other: then if condition else other,
 }
 
 SCALAR_OPERATORS: dict[str, Callable[..., Any]] = {
     **{f"executorch_prim::{name}": function for name, function in _PRIMITIVES.items()},
-    "aten::sym_size.int": _sym_size,
+    "aten::sym_size.int": lambda tensor, dim: tensor.shape[dim],
     "aten::sym_numel": torch.Tensor.numel,
     "aten::_local_scalar_dense": _local_scalar,
 }

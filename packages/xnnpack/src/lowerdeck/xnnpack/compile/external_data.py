@@ -49,13 +49,9 @@ def _tags(emission: Emission, graph: Graph) -> dict[Node, str]:
             tag = (node.meta.get("custom") or {}).get(TAG)
         else:
             tag = _first_of(node.all_input_nodes, tags)
-        if tag is not None and _is_constant(node, emission):
+        if tag is not None and node in emission and emission.of(node).is_constant:
             tags[node] = tag
     return tags
-
-
-def _is_constant(node: Node, emission: Emission) -> bool:
-    return node in emission and emission.of(node).is_constant
 
 
 def _first_tag(sources: Sequence[Node], tags: dict[Node, str]) -> str | None:

@@ -62,12 +62,8 @@ def _pad_scale_refusal(call: Call, scales: Scales) -> str | None:
     return None
 
 
-def _reflected(index: int, size: int) -> int:
-    return size - 1 - abs(size - 1 - abs(index))
-
-
 _MODES: Mapping[str, Callable[[int, int], int]] = {
-    "reflect": _reflected,
+    "reflect": lambda index, size: size - 1 - abs(size - 1 - abs(index)),
     "replicate": lambda index, size: min(max(index, 0), size - 1),
     "circular": lambda index, size: index % size,
 }

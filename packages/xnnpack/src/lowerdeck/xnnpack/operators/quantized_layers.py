@@ -75,7 +75,8 @@ def store_static(
     if sums is None:
         return filter_id, XnnNode.NONE
     scale = float(products[0])
-    encoding = XnnEncoding(XnnDatatype.QINT32, (_plain(scale),))
+    # The runtime computes the scale of the bias from input and filter, but checks this one.
+    encoding = XnnEncoding(XnnDatatype.QINT32, (max(scale, _TINY),))
     if not single:
         steps = products.float().expand(filters.channels).clamp(min=_TINY).contiguous()
         encoding = _per_channel(emission, XnnDatatype.QCINT32, steps, 0)
@@ -83,11 +84,6 @@ def store_static(
 
 
 _TINY = torch.finfo(torch.float32).tiny
-
-
-def _plain(scale: float) -> float:
-    # The runtime computes the scale of the bias from input and filter, but checks this one.
-    return max(scale, _TINY)
 
 
 def store_channels(emission: Emission, filters: Filters) -> int:
