@@ -256,6 +256,7 @@ def declines(rule: Callable[..., Any], call: Node) -> bool:
 
     Args:
         rule: A decomposition, which returns ``NotImplemented`` to keep a call.
+        call: The call; the rule gets the recorded values of its arguments.
     """
     args, kwargs = map_arg((call.args, dict(call.kwargs)), lambda node: node.meta.get("val"))
     mode: Any = detect_fake_mode(args)

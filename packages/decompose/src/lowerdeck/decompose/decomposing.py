@@ -133,10 +133,13 @@ def explain(
     keep: Keep = (),
     cache: DecompositionCache | None = None,
 ) -> Explanation:
-    """Trace as ``decompose`` does with the same arguments, and return statistics.
+    """Trace as ``decompose`` does with these arguments, and return statistics.
 
     Args:
         exported_program: Any program; not changed.
+
+    Raises:
+        DecomposeError: An argument is invalid, or the program's mutations cannot be analysed.
     """
     _check_arguments(exported_program, table)
     program, memory = _prepare(exported_program)

@@ -44,7 +44,7 @@ def on_cpu(exported_program: ExportedProgram) -> ExportedProgram:
 
     Raises:
         DecomposeError: A value is a sparse or quantized tensor, or an autocast region cannot be
-            decomposed.
+            decomposed or needs an unavailable device.
     """
     return methods_on_cpu({"forward": exported_program})["forward"]
 

@@ -18,7 +18,7 @@ class Parts:
     Attributes:
         graph_module: The functional graph, with subgraphs of control flow.
         state_dict: Parameters and persistent buffers, shared with the original program.
-        constants: Lifted constants and other buffers, shared with the original program.
+        constants: Lifted constants and non-persistent buffers, shared with the original program.
     """
 
     graph_module: GraphModule

@@ -61,6 +61,8 @@ class Templates:
         mode: Fake mode of trace inputs.
 
     Attributes:
+        traces: Number of traced calls so far.
+        reused: Number of calls so far that had a template.
         writes: Whether the program mutates memory, so that views need inverses.
     """
 

@@ -101,6 +101,7 @@ class Writer:
 
         Args:
             name: Name, before it is made unique.
+            value: Fake result, or a number, or a tuple of them.
             origin: Inherited metadata.
         """
         node = add_node(self.graph, "call_function", target, args, name, kwargs)

@@ -41,8 +41,8 @@ def is_known(truth: Any) -> bool:
     """Return whether ``truth`` holds for all sizes, without adding a guard."""
     if isinstance(truth, bool):
         return truth
-    # Creating a symbolic number imports this module. Importing it at the top would load sympy in
-    # every process, which takes 0.3 s.
+    # Creating a symbolic number imports ``symbolic_shapes``. Importing it at the top would load
+    # sympy in every process, which takes 0.3 s.
     return bool(torch.fx.experimental.symbolic_shapes.statically_known_true(truth))
 
 
@@ -50,7 +50,7 @@ def dimension_names(size: Any) -> dict[str, str]:
     """Return the user's names of dynamic dimensions, keyed by the symbol's name.
 
     Args:
-        size: Any size of the program.
+        size: Any symbolic size of the program.
     """
     environment = size.node.shape_env
     sources = environment.source_name_to_debug_name

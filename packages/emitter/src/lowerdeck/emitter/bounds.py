@@ -32,7 +32,7 @@ mapping of its dimensions: ``{"batch": 8, "tokens": {1: 512}}``.
 def bounded(
     programs: Mapping[str, ExportedProgram], bounds: Bounds | None
 ) -> dict[str, ExportedProgram]:
-    """Return copies of programs with upper bounds for dynamic dimensions.
+    """Return programs with upper bounds for dynamic dimensions; the given ones are unchanged.
 
     Data-dependent sizes are bounded by the numel of masks and ``nonzero`` inputs, and by
     assertions (``torch._check(n <= x.shape[0])``, sizes of a split with a known sum).

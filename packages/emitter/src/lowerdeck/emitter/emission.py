@@ -58,6 +58,8 @@ def emit(
         DecompositionError: If torch cannot decompose the program.
         MissingKernelError: If the runtime lacks a kernel; all missing ones are named.
         UnboundedSizeError: If a size has no upper bound.
+        InvalidDelegateError: If a lowered module does not follow the delegate protocol.
+        MemoryPlanError: If the memory planner's result is invalid.
         UnsupportedError: If the format cannot express a part of the program.
 
     Example:

@@ -74,4 +74,4 @@ class InvalidDelegateError(EmitterError):
 
 
 class MemoryPlanError(EmitterError):
-    """A memory plan has too few places, an invalid place, or live storages that overlap."""
+    """A memory plan has a wrong number of places, an invalid place, or overlapping storages."""

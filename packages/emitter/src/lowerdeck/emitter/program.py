@@ -55,7 +55,11 @@ class EmittedProgram:
         return self.to_bytes()
 
     def to_bytes(self, **options: Any) -> bytes:
-        """Return the `.pte` file as bytes."""
+        """Return the `.pte` file as bytes.
+
+        Args:
+            **options: The layout options of :func:`lowerdeck.serializer.serialize_pte`.
+        """
         named = self.named_data.get_named_data_store_output()
         return serialize_pte(self.program, named_data=named, **options)
 

@@ -51,6 +51,7 @@ class RegionTree:
         depth: Nesting depth of each region.
         children: Indices of each region's children.
         region_of: Innermost region of each node, in graph order; nodes of the root are absent.
+        nodes: All nodes of the graph, in order.
         position: Index of each node in the graph.
         members: Direct nodes of each region in graph order; empty for the root.
         first: Least position of any node in each region's subtree.

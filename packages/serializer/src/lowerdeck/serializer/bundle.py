@@ -138,7 +138,7 @@ def write_bundle(bundle: BundledProgram, path_or_file: str | os.PathLike[str] | 
 
     Raises:
         ProgramError: The bundle is invalid; no file was changed.
-        OSError: The file cannot be written; an existing file is unchanged.
+        OSError: The file cannot be written; an existing file at the path is unchanged.
     """
     return write_pieces(bundle_pieces(bundle), path_or_file)
 

@@ -159,10 +159,12 @@ def size_guards(placeholders: Sequence[Node], ranges: Any, names: Sequence[str])
 
 
 def guard_function(guards: Sequence[str], names: Sequence[str]) -> Callable[..., None]:
-    """Return the guard function of ``program.module()``.
+    """Return a function that checks guards on its arguments, as ``program.module()`` does.
+
+    It raises ``AssertionError`` for a violated guard.
 
     Args:
-        guards: Python expressions.
+        guards: Python expressions over ``L['name']``.
         names: Unique name of each user input.
     """
     paths: list[Any] = [(pytree.MappingKey(name),) for name in names]

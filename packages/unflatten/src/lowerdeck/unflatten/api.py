@@ -51,6 +51,7 @@ def unflatten(
     program is neither changed nor kept alive; its memory is shared copy-on-write.
 
     Args:
+        module: The program; torch's function has this parameter name.
         flat_args_adapter: Converts arguments of another pytree structure to the exported one.
         inplace: Write mutated buffers and inputs in their owning modules, as eager does. Otherwise
             graphs stay functional, and the root's code writes back at its end.
@@ -64,7 +65,8 @@ def unflatten(
 
     Raises:
         UnsupportedProgramError: The program is not an ``ExportedProgram``, it has a backward
-            signature, or an option is invalid.
+            signature, effect tokens, no signature of the root, a dependency cycle or guards that
+            cannot be parsed, or an option is invalid.
 
     Example:
         >>> import torch
@@ -86,7 +88,7 @@ def unflatten(
     if module.graph_signature.input_tokens:
         raise UnsupportedProgramError(
             "found effect tokens, which run_decompositions() adds for operators with effects: "
-            "unflatten the program first."
+            "unflatten the program before run_decompositions()."
         )
     if preserve not in (None, "all"):
         raise UnsupportedProgramError(

@@ -38,7 +38,7 @@ class Body:
         type_name: Qualified name of the eager module's type.
         source: The last generated source, or a function that generates it.
         calls: The recorded calls of this specialization.
-        sites: Call sites of each child, in all specializations.
+        sites: Call sites of each child in all specializations, by the child's attribute path.
         others: Other specializations of the module.
         refusal: Why the module cannot be replaced or hooked, or "".
         is_moved: True after a move to another floating-point dtype.
@@ -97,7 +97,7 @@ class Body:
     def function(self) -> Function:
         """Return the function of this specialization, compiled at its first call.
 
-        If there is no source yet, it is generated at that call.
+        Missing source is generated at that call, or now if there is no signature.
         """
         signature = self.signature
         if signature is not None and self.source is None:
@@ -128,7 +128,7 @@ class Body:
         """Check the arguments of a call; return them, adapted to the exported structure if needed.
 
         Raises:
-            InputConstraintError: The arguments match no recorded call.
+            InputConstraintError: The arguments match no recorded call or violate a size guard.
             InputStructureError: The pytree structure differs.
         """
         signature = self.signature

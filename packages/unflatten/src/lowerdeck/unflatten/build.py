@@ -181,8 +181,8 @@ class ModuleBuilder:
 def _callees_first(root: Frame, paths: ModulePaths) -> Iterator[tuple[Sequence[Frame], bool]]:
     """Yield calls grouped by module, callees first.
 
-    Callers are written after the number of callee specializations is known. Calls of recursive
-    modules are yielded singly, with True if the module has several calls.
+    Callers are written after the number of callee specializations is known. If any
+    module is recursive, all calls are yielded singly, with True if the module has several calls.
     """
     calls: dict[str, list[Frame]] = {}
     in_order = _in_call_order(root)[:-1]

@@ -68,7 +68,7 @@ class FlatArgsAdapter(ABC):
         """
 
     def get_flat_arg_paths(self) -> list[str]:
-        """Return argument names for messages, or an empty list."""
+        """Return a name for each leaf, for messages, or an empty list."""
         return []
 
 
@@ -112,7 +112,7 @@ class CallSignature:
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
-        """The parameters of the function, in order."""
+        """Names of the parameters in order, always with ``PENDING`` at the end."""
         return (*(("args", "kwargs") if self.is_variadic else self.names), PENDING)
 
     @property
@@ -193,7 +193,12 @@ class CallSignature:
 
 
 def flat_signature(inputs: int, outputs: int) -> CallSignature:
-    """Return the signature of a call that takes and returns tensors without structure."""
+    """Return the signature of a call that takes and returns tensors without structure.
+
+    Args:
+        inputs: Number of arguments.
+        outputs: Number of results.
+    """
     in_spec = pytree.tree_structure((tuple([0] * inputs), {}))
     out_spec = pytree.tree_structure(0 if outputs == 1 else tuple([0] * outputs))
     names, _ = argument_variables(in_spec, None)
@@ -203,7 +208,7 @@ def flat_signature(inputs: int, outputs: int) -> CallSignature:
 def argument_variables(
     in_spec: pytree.TreeSpec, known: Sequence[str] | None
 ) -> tuple[tuple[str, ...], bool]:
-    """Return the parameter names, and whether all keywords are valid identifiers.
+    """Return the parameter names, and whether all keywords can be parameter names.
 
     Args:
         in_spec: Structure of ``(args, kwargs)``.
@@ -273,7 +278,8 @@ def adapt_arguments(
         kwargs: Keyword arguments, in any order.
 
     Raises:
-        InputStructureError: The structure differs and the module has no adapter.
+        InputStructureError: The structure differs and the module has no adapter, or the adapter
+            returned another number of leaves.
     """
     names = expected.child(1).context
     if kwargs and set(kwargs) == set(names):
@@ -308,6 +314,9 @@ def flatten_like(value: Any, spec: pytree.TreeSpec, path: str) -> list[Any]:
     """Return the leaves of ``value``, which must have the structure ``spec``.
 
     Proxies of a symbolic trace are accepted, as is a ``torch.Size`` for a tuple.
+
+    Args:
+        path: Name of the value, for the message.
 
     Raises:
         InputStructureError: The structure differs.

@@ -101,7 +101,7 @@ class RecordedCall:
     _records: Any = None
 
     def records(self) -> Records:
-        """Return the records of the leaves; results of the root accept any value."""
+        """Return the records of the leaves; None for results that are unread or only returned."""
         self._find()
         return self._records  # type: ignore[no-any-return]
 

@@ -2,15 +2,15 @@
 
 
 class UnflattenError(Exception):
-    """Base of every error that ``lowerdeck.unflatten`` raises on purpose."""
+    """Base of this package's errors, except ``KeyError`` and ``IndexError`` of child lookups."""
 
 
 class UnsupportedProgramError(UnflattenError, ValueError):
-    """The program has no module hierarchy or is inconsistent."""
+    """The program or an option of a call is not supported."""
 
 
 class InputStructureError(UnflattenError, TypeError):
-    """The pytree structure of the arguments differs from the exported one."""
+    """The pytree structure of arguments or of a result differs from the exported one."""
 
 
 class InputConstraintError(UnflattenError, RuntimeError):

@@ -125,7 +125,7 @@ def _tensors_in(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _numbers_of_tied(model: torch.nn.Module) -> dict[str, int]:
-    """Number module names: those of one type that share all state get the same number.
+    """Number the names of modules of one type that share all state; equal numbers are one module.
 
     A stateless module is numbered only if it has several names.
     """

@@ -24,8 +24,8 @@ REFUSAL = "_lowerdeck_refusal"
 """Why a module without code cannot be replaced or hooked."""
 
 UNCHANGED = "_lowerdeck_unchanged"
-"""The caller's name of a child; removed when the child is hooked, wrapped or moved, which enables
-its checks.
+"""The caller's name of a child; removed when the child is hooked, wrapped or assigned to another
+module, which enables its checks.
 """
 
 CHECKS = "check_input_constraints"

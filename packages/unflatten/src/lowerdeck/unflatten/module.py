@@ -28,7 +28,7 @@ from lowerdeck.unflatten.swaps import Container, Refusing, SwapTable, child_at, 
 
 _MARK = "_lowerdeck_generated_class"
 _SHARED = frozenset({"graph_signature", "module_call_graph", "range_constraints", "meta"})
-"""Immutable descriptions of the program, shared by copies."""
+"""Descriptions of the program; copies of a module share them."""
 
 _READS = frozenset({"call_module", "get_attr"})
 """Kinds of nodes that read attributes."""
@@ -131,7 +131,7 @@ class GeneratedModule(Refusing):
         try:
             return super().extra_repr()
         except (AttributeError, KeyError):
-            # Restored types never ran ``__init__``.
+            # A module with a restored type never ran the ``__init__`` of that type.
             return ""
 
     def __repr__(self) -> str:
@@ -287,7 +287,7 @@ def class_with(base: type, body: Body, functions: Sequence[Function]) -> type:
 
 
 class InterpreterModuleDispatcher(InterpreterModule):
-    """Submodule whose caller selects one of several specializations.
+    """Submodule whose caller selects one of several specializations, or exchanges extra values.
 
     The caller's code selects the specialization, so that calls may be nested, run in several
     threads or fail. A direct call raises an error: call one of ``call_modules()`` instead.
@@ -332,7 +332,7 @@ def _views(module: InterpreterModuleDispatcher) -> Container:
 
 
 class _GraphCall(torch.nn.Module):
-    """Graph call of a specialization with extra inputs or outputs."""
+    """Module that calls one specialization, with the extra inputs and outputs of a graph."""
 
     def __init__(self, module: torch.nn.Module, number: int) -> None:
         super().__init__()

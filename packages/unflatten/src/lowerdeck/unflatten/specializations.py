@@ -68,6 +68,7 @@ class PendingCall:
 
     Attributes:
         name: Canonical name of the module.
+        number: Index of the specialization.
         extra_inputs: Inputs besides the arguments.
         extra_outputs: Outputs besides the result; set by the call.
         is_taken: Whether the module consumed it.
@@ -184,7 +185,8 @@ def call_specialization(
     Args:
         child: The child or its replacement, which computes extra inputs itself.
         path: The caller's name of the child.
-        number: Number of the specialization.
+        number: Index of the specialization.
+        extras: The extra inputs.
         has_outputs: The callable returns (result, extra outputs).
     """
     return partial(_call_pending, module, child, path, number, extras, has_outputs)

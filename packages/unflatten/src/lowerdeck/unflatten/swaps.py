@@ -29,7 +29,7 @@ class Swap:
 
     Attributes:
         replaceable: Whether an eager module with the same signature may replace it.
-        callable_alone: Whether its result depends only on its arguments and own state.
+        callable_alone: Whether it can be called without its caller.
         reason: Why one of these is False, or "".
         called: Whether the program calls it.
     """

@@ -101,7 +101,7 @@ class PlanBuilder:
         )
 
     def _add_initial_values(self, states: Sequence[TensorValue]) -> None:
-        """Set the initial values of states that the steps write but never read.
+        """Set the initial values of states, also of those that the steps write but never read.
 
         A kernel that mutates part of a state has a separate value for the result, so the state
         itself may be missing from the value table.

@@ -21,7 +21,8 @@ class InstructionSource(NamedTuple):
 
     Attributes:
         handles: Debug handles of the nodes that the instruction computes.
-        operator: A kernel's full name, a backend's id, or ``"move"``, ``"jump"``.
+        operator: A kernel's full name, a backend's id, ``"move"`` or ``"jump"``; inside a
+            delegate, the target of the node.
         node: Name of the node in the caller's program, "" for steps that the emitter added.
         source_line: ``File "...", line N, in f``, "" when unknown.
         module_path: Path of the node's module, such as ``"layers.0.attention"``, "" when unknown.
@@ -53,7 +54,7 @@ class DelegateSource:
 
 
 class DebugTrace:
-    """Map steps to the nodes of the caller's program.
+    """Maps steps to the nodes of the caller's program.
 
     Args:
         exported: The caller's program, before decomposition.

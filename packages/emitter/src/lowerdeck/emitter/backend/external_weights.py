@@ -18,7 +18,7 @@ _ALIGNMENT = 16
 
 
 class ExternalWeights:
-    """Add weights to a named data store, under the keys that the program refers to.
+    """Adds weights to a named data store, under the keys that the program refers to.
 
     Args:
         store: Receives the bytes, without a copy.
@@ -39,6 +39,7 @@ class ExternalWeights:
             value: The weight as the program reads it.
             root: The parameter or buffer that owns its memory.
             offset: Offset in bytes into that memory.
+            data: The bytes of the weight.
 
         Returns:
             The key, None for a weight that stays in the program.

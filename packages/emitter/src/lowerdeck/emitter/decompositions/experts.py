@@ -31,8 +31,9 @@ def grouped_product(
 ) -> Any:
     """Return the product of each row with the weight of its group.
 
-    Each weight multiplies all rows, with the rows of other groups set to zero: XNNPACK can
-    multiply whole matrices, but cannot select rows. A row with an infinite element becomes NaN.
+    If there are at most as many rows as groups, the weight of each row is gathered. Otherwise each
+    weight multiplies all rows, with the rows of other groups set to zero: XNNPACK can multiply
+    whole matrices, but cannot select rows. A row with an infinite element then becomes NaN.
 
     Args:
         input: The rows, sorted by group, shape (rows, inner).

@@ -25,7 +25,7 @@ def total(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Return a sum over one dimension as a sum over two, which the kernel computes in its dtype.
+    """Return a sum over one dimension as one over two: that kernel computes in the tensor's dtype.
 
     Args:
         keepdim: Whether reduced dimensions stay, with size 1.

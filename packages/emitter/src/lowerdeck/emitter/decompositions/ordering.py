@@ -1,4 +1,4 @@
-"""Decompose sorting and searching into ``topk``, the only kernel that orders elements."""
+"""Decompose sorting into ``topk``, the only ordering kernel, and searching into comparisons."""
 
 from __future__ import annotations
 

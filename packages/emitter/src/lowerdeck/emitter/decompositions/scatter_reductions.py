@@ -1,4 +1,4 @@
-"""Scatter reductions other than addition."""
+"""Decompose scatter reductions and embedding bags."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def scatter_reduce(
     Args:
         dim: The dimension that ``index`` refers to.
         src: The elements; those beyond the shape of ``index`` are ignored.
-        reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``.
+        reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"amax"`` or ``"amin"``; ``"prod"`` is not
+            decomposed here.
         include_self: Whether the elements of ``self`` are included.
     """
     if self.dim() == 0:

@@ -60,7 +60,7 @@ def _by_dimension(
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
-    """Return a sum or mean over one dimension at a time, or a mean of many as sum / count."""
+    """Return a sum or mean by one dimension at a time, or a mean of many numbers as sum/count."""
     dims = _positions(dim, self.dim())
     count = _count(self, dims)
     if not _is_float32(self, dtype):

@@ -160,7 +160,9 @@ def decompositions(settings: EmitConfig, *, complex_numbers: bool = False) -> De
 
 
 def decompose(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgram:
-    """Return a program whose operators have kernels; the given one is unchanged.
+    """Return a program decomposed to operators that have kernels, as far as there are rules.
+
+    The given program is unchanged.
 
     A program that needs no decomposition is returned as is: retracing takes most of the time.
 
@@ -169,7 +171,7 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgra
         settings: The settings of the emission.
 
     Raises:
-        DecompositionError: If torch fails.
+        DecompositionError: If torch or a rule fails, or a rule specializes a dynamic size.
         UnsupportedError: If an in-place write affects an alias, or writes several values to one
             element; or a constant was changed after export.
     """

@@ -10,7 +10,7 @@ import torch
 from lowerdeck.serializer import Buffer
 from lowerdeck.torch_base import data_address
 
-# Smaller constants are compared by bytes, larger ones only by memory.
+# Constants of at most this many bytes are compared by content, larger ones only by memory.
 _COMPARED_UP_TO = 4096
 
 

@@ -77,7 +77,7 @@ _Groups: TypeAlias = dict[tuple[str, int], list[_Member]]
 
 
 def find_states(programs: Mapping[str, ExportedProgram], *, by_name: bool) -> StateViews:
-    """Return a view for each tensor, by method and name, that aliases mutated memory.
+    """Return the view of each tensor that aliases mutated memory, by method and name.
 
     Tensors that a method only reads are included: it must observe the writes of other methods.
 

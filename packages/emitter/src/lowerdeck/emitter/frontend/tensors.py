@@ -38,6 +38,7 @@ class ValueFactory:
     Args:
         method: Name of the method, for messages.
         dimension_names: Name of each input dimension, keyed by the symbol's name.
+        ranges: Range of each symbol.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Assertion operators, for which the runtime has no kernels."""
+"""Assertion and print operators, for which the runtime has no kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ASSERTIONS = frozenset(_ASSERTIONS_NAMES.split())
 
 
 def is_assertion(target: object) -> bool:
-    """Return whether an operator is only an assertion."""
+    """Return whether an operator only asserts or prints."""
     if isinstance(target, OpOverload):
         space, _, name = schema_of(target).name.partition("::")
         return space == "aten" and name in _ASSERTIONS

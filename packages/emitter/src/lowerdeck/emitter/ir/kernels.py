@@ -15,6 +15,8 @@ from lowerdeck.serializer import RUNTIME_VERSION, runtime_kernels
 class KernelTable:
     """Full names of the kernels that a program may call.
 
+    The sets of operators hold names without namespace and overload, such as ``"add"``.
+
     Attributes:
         names: Full names, such as ``"aten::add.out"``; an operator without overload has no dot.
         channels_last: Operators whose kernels take channels-last tensors.

@@ -114,7 +114,7 @@ def check_plan(request: PlanRequest, places: Sequence[Place]) -> None:
         places: One place for each lifetime.
 
     Raises:
-        MemoryPlanError: There are too few places, one is malformed, or two overlap.
+        MemoryPlanError: The number of places is wrong, one is malformed, or two overlap.
     """
     lives = request.lives
     if len(places) != len(lives):

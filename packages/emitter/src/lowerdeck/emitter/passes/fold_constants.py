@@ -59,8 +59,9 @@ def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None =
         The method is functional.
 
     Ensures:
-        No call returns only tensors without elements. No call on constants of the program has a
-        result of at most 1 KB, and no two calls that depend only on constants and sizes are equal.
+        No call returns only static tensors without elements. No call on constants of the program
+        has a result of at most 1 KB, and no two calls that depend only on constants and sizes are
+        equal.
     """
     folder = _Folder(stem_of)
     folder.block(method.block, {})

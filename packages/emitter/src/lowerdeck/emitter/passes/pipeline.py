@@ -32,7 +32,6 @@ def run_passes(
 
     Raises:
         MissingKernelError: The runtime lacks a kernel.
-        UnsupportedError: A reduction of an empty tensor has no identity.
     """
     # Assertions, for which there are no kernels, have no results.
     drop_dead_code(method)

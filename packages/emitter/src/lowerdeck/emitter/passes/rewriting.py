@@ -37,6 +37,6 @@ def by_target(rules: Mapping[Any, Rule]) -> Rule:
 
 
 def cast(value: TensorValue, result: TensorValue, origin: Any = None) -> Call:
-    """Return the call that casts a tensor to the dtype of another one."""
+    """Return the call that computes ``result`` by casting ``value`` to its dtype."""
     args = [value, result.dtype, None, None, None, False, None]
     return Call(torch.ops.aten._to_copy.default, args, [result], origin)

@@ -22,9 +22,9 @@ def outline(
     """Outline each region into a submodule; return the results in preorder.
 
     One walk over the edges finds all boundaries and one over the nodes builds the graphs: O(nodes
-    + edges x depth) for any number of regions. All input is validated before any mutation. Nodes
-    outside of regions stay the same objects; a node moves only if it would precede a new
-    dependency.
+    + edges x depth) for any number of regions. All input is validated before any mutation except
+    the sort of an unsorted graph. Nodes outside of regions stay the same objects; a node moves
+    only if it would precede a new dependency.
 
     Args:
         gm: The graph module, changed in place; its code is regenerated at its next use. An

@@ -79,11 +79,12 @@ def fuse_partitions(
     Args:
         gm: The graph module, changed in place; its code is regenerated at its next use.
         partitions: Maps each submodule's name to its nodes, in any order.
+        input_order: See ``outline``.
         always_return_tuple: Return a tuple even for one output.
 
     Raises:
         CycleError: The partitions would form a dependency cycle.
-        RegionError: See ``outline``. ``gm`` is unchanged.
+        RegionError: See ``outline``. ``gm`` is at most sorted.
 
     Example:
         >>> import torch
@@ -141,7 +142,7 @@ def create_submodule_from_nodes(
 
     Raises:
         CycleError: The nodes are not convex.
-        RegionError: See ``outline``. ``gm`` is unchanged.
+        RegionError: See ``outline``. ``gm`` is at most sorted.
 
     Example:
         >>> import torch

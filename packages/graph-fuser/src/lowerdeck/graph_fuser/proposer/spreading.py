@@ -18,7 +18,7 @@ _CANDIDATES = 6
 
 
 def spread(items: ItemGraph) -> list[int]:
-    """Return a minimal number of levels with few boundary values, in O(items + edges)."""
+    """Return the level of each item: fewest levels, few boundary values, in O(items + edges)."""
     earliest = earliest_levels(items)
     if not any(earliest):
         return earliest

@@ -85,6 +85,7 @@ def insert_subgm(
 
     Raises:
         RegionError: A node is foreign or erased, or the name is in use. ``gm`` is unchanged.
+        CycleError: An input depends on an output that is replaced; ``gm`` is then changed.
 
     Example:
         >>> import torch
@@ -180,7 +181,7 @@ def fuse_by_partitions(
 
     Raises:
         CycleError: The partitions would form a dependency cycle.
-        RegionError: See ``outline``. ``gm`` is unchanged.
+        RegionError: See ``outline``. ``gm`` is at most sorted.
 
     Example:
         >>> import torch

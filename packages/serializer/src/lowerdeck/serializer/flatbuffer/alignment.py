@@ -36,7 +36,7 @@ def check_positive(alignment: int, name: str) -> None:
     """Raise unless an alignment is a positive integer in range.
 
     Raises:
-        ProgramError: ``alignment`` is below 1 or above 2**30.
+        ProgramError: ``alignment`` is not an integer from 1 to 2**30.
     """
     if not isinstance(alignment, int):
         raise ProgramError(f"{name}: found {shown(alignment)}, expected an integer")

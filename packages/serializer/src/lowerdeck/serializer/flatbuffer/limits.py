@@ -12,7 +12,7 @@ MAX_RANK = 16
 """The runtime rejects tensors with more dimensions."""
 
 MAX_TENSOR_BYTES = (1 << 63) - 1
-"""The runtime counts bytes in 64 bits."""
+"""The runtime counts bytes in signed 64-bit integers."""
 
 MAX_PLANNED_MEMORY = 1 << 36
 """The runtime allocates planned memory at load; more than 64 GiB is taken as a mistake."""

@@ -25,6 +25,7 @@ class ObjectReader:
 
         Args:
             form: Tables and classes of the FlatBuffer.
+            strict: As for :class:`TableReader`.
         """
         self.tables: TableReader = TableReader(data, form.tables, strict=strict)
         self._form = form
@@ -35,6 +36,7 @@ class ObjectReader:
 
         Args:
             position: Offset of the table; validated here.
+            name: Name of the table, a key of ``Format.tables``.
 
         Raises:
             FormatError: The table, or a target of its offsets, is malformed.
@@ -46,6 +48,7 @@ class ObjectReader:
 
         Args:
             vector: Offset of the vector; validated here.
+            name: Name of the tables' kind, a key of ``Format.tables``.
             field: Field name, for error messages.
         """
         make = self._makers[name]

@@ -26,7 +26,8 @@ class FileRange:
         """Return the bytes as a read-only view of a memory map of the file.
 
         Raises:
-            ProgramError: The file is shorter than the range.
+            ProgramError: The offset or length is negative, or the file is shorter than the range.
+            OSError: The file cannot be opened.
         """
         if self.offset < 0 or self.length < 0:
             raise ProgramError(f"{self}: found a negative offset or length")
@@ -54,7 +55,9 @@ def byte_view(storage: ReadableBuffer | FileRange, what: str) -> memoryview:
         what: Description of the bytes, for error messages.
 
     Raises:
-        ProgramError: ``storage`` does not support the buffer protocol, or is not contiguous.
+        ProgramError: ``storage`` does not support the buffer protocol, is not contiguous, or is a
+            range that its file does not have.
+        OSError: The file of a range cannot be opened.
     """
     if isinstance(storage, FileRange):
         return storage.map()

@@ -27,7 +27,7 @@ def write_pieces(pieces: Iterable[Piece], path_or_file: str | os.PathLike[str] |
 
     Raises:
         ProgramError: The target is neither a path nor a file, or the file was opened for text.
-        OSError: The file cannot be written; an existing file is unchanged.
+        OSError: The file cannot be written; an existing file at a path is unchanged.
     """
     if isinstance(path_or_file, str | os.PathLike):
         return write_files([(pieces, Path(path_or_file))])

@@ -252,7 +252,7 @@ class Writer:
         if start > MAX_FLATBUFFER:
             raise ProgramError(
                 f"the FlatBuffer would exceed the {MAX_FLATBUFFER} bytes that its format allows; "
-                "use extract_delegate_segments=True to store delegates outside of it"
+                "for a program, extract_delegate_segments=True stores delegates outside of it"
             )
         return start
 

@@ -145,7 +145,7 @@ def write_ptd(
 
     Raises:
         ProgramError: An entry or an alignment is invalid; no file was changed.
-        OSError: The file cannot be written; an existing file is unchanged.
+        OSError: The file cannot be written; an existing file at the path is unchanged.
     """
     return write_pieces(ptd_pieces(data), path_or_file)
 

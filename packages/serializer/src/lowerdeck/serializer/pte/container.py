@@ -108,7 +108,7 @@ class Container(NamedTuple):
 
     @property
     def segment_end(self) -> int:
-        """Return the offset at which all segments must end."""
+        """Return the offset beyond which no segment may extend, 0 if there are none."""
         if self.header is None or not self.header.segment_base_offset:
             return 0
         size = self.header.segment_data_size

@@ -24,7 +24,8 @@ def method_digest(program: Program, plan: ExecutionPlan) -> str:
         32 hexadecimal digits.
 
     Raises:
-        ProgramError: The file of a ``FileRange`` no longer exists.
+        ProgramError: The file of a ``FileRange`` is shorter than the range.
+        OSError: The file of a ``FileRange`` no longer exists.
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program, method_digest

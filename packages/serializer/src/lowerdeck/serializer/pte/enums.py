@@ -16,7 +16,7 @@ class ScalarType(IntEnum):
     """Element type of a tensor.
 
     The numbers are those of PyTorch's ``c10::ScalarType``. The complex types and the ``BITS``
-    types below 16 are missing from the published schema, but the runtime accepts them.
+    types of less than 16 bits are missing from the published schema, but the runtime accepts them.
     """
 
     BYTE = 0

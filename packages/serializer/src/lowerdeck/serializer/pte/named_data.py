@@ -51,6 +51,7 @@ class DataEntry:
     """One entry of a store.
 
     Attributes:
+        buffer_index: Index into ``NamedDataStoreOutput.buffers``.
         alignment: Alignment of the blob in the file.
         tensor_layout: Type and shape if the blob is a tensor, else None.
     """
@@ -130,8 +131,8 @@ class NamedDataStore:
 
         Raises:
             NamedDataConflictError: The key exists with other bytes or another layout.
-            ProgramError: The alignment is not positive, or ``data`` does not support the buffer
-                protocol.
+            ProgramError: The alignment is not positive or too large, or ``data`` does not support
+                the buffer protocol.
         """
         alignment = 1 if alignment is None else alignment
         if alignment <= 0:

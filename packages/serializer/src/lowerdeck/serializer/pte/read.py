@@ -27,8 +27,8 @@ def deserialize_pte(data: ReadableBuffer) -> schema.Program:
     """Return the program of a `.pte` file, with buffers as views of ``data``.
 
     Segments are resolved: constants, initial values, delegates and named data are stored as in a
-    program created in memory. Writing the program again reproduces a file with default alignments
-    byte for byte.
+    program created in memory. Writing the program again reproduces a file that this package wrote
+    with default alignments byte for byte.
 
     Args:
         data: The file: bytes, a memory map, or anything else with the buffer protocol.

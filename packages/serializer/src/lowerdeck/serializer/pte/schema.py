@@ -168,6 +168,7 @@ class Tensor:
         requires_grad: Kept for tools; the runtime ignores it.
         data_buffer_idx: Index of the bytes, 0 for none.
         allocation_info: Location in planned memory, None for a constant or memory of the caller.
+        layout: Number of torch's ``Layout``; 0 is strided.
         shape_dynamism: Whether the shape may change.
         extra_tensor_info: Optional name, data location and device.
     """
@@ -367,7 +368,11 @@ class ContainerMetadata:
 
 @dataclass(slots=True)
 class NonConstBufferDevice:
-    """Device of one planned memory."""
+    """Device of one planned memory.
+
+    Attributes:
+        buffer_idx: Index into ``ExecutionPlan.non_const_buffer_sizes``.
+    """
 
     buffer_idx: int
     device_type: DeviceType = DeviceType.CPU

@@ -32,10 +32,10 @@ class SegmentPlan:
         pieces: Contents as ``(offset, bytes)`` in ascending order, relative to the base.
         constants: Offsets of the constants, None until they are placed.
         mutable: Offsets of the initial values, or None when there are none.
-        delegates: For each entry of ``backend_delegate_data`` its segment, or None.
+        delegates: Segment of each extracted delegate, by index in ``backend_delegate_data``.
         named: Keys with their segments.
         base_alignment: Required alignment of the segment base.
-        end: End of the last segment.
+        end: End of the last segment, relative to the base.
     """
 
     segments: list[DataSegment] = field(default_factory=list)

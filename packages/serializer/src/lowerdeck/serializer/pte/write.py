@@ -101,7 +101,7 @@ def write_pte(
 
     Raises:
         ProgramError: The program or an option is invalid; no file was changed.
-        OSError: The file cannot be written; an existing file is unchanged.
+        OSError: The file cannot be written; an existing file at the path is unchanged.
     """
     return write_pieces(pte_pieces(program, named_data, layout), path_or_file)
 

@@ -13,7 +13,7 @@ from lowerdeck.serializer.xnnpack.releases import needed_release
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """A delegate in a valid file that may abort the runtime at load.
+    """A delegate in a valid file that may abort the runtime at load, or that 1.4 rejects.
 
     Attributes:
         reason: Description of the missing data, of the nodes, or of the required release.

@@ -15,6 +15,7 @@ class XnnConstant:
 
     Attributes:
         key: The entry of the file's named data, or None for bytes inside the payload.
+        size: Number of bytes.
         offset: Offset in ``XnnGraph.constant_data``, for bytes inside the payload.
     """
 
@@ -74,7 +75,7 @@ class XnnValue:
         flags: ``INPUT`` or ``OUTPUT`` of the graph, or 0.
         external_id: Position among the arguments of the delegate call, or None.
         constant: Location of its bytes, if it is a constant.
-        dynamic_dtype: Type that older compilers set for a dynamically quantised input.
+        dynamic_dtype: Type number that older compilers set for a dynamically quantised input.
     """
 
     INPUT: ClassVar[int] = 1

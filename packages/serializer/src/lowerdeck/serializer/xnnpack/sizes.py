@@ -146,6 +146,7 @@ def window(node: XnnNode, axis: str, size: int) -> tuple[int, int, int]:
 
     Args:
         node: A node of ``WINDOWS``.
+        axis: ``"height"`` or ``"width"``.
         size: Size of the input along the axis.
     """
     kind, step = WINDOWS[node.operator]

@@ -96,9 +96,9 @@ def deferred_function(parameters: str, write: Callable[[], _Source]) -> Function
 
 @lru_cache(4096)
 def _first_code(parameters: str) -> CodeType:
-    """Return the initial code object of a function with these parameters, which compiles it.
+    """Return code that compiles the function at its first call, and then calls it.
 
-    It passes its arguments to the compiled function. So the parameter list is rewritten as an
+    The arguments are passed to the compiled function. So the parameter list is rewritten as an
     argument list: without ``/`` and ``*``, and with the keyword-only ``PENDING`` passed by name.
     """
     arguments = parameters.removesuffix(", /").replace(f" *, {PENDING}", f" {PENDING}")
@@ -112,7 +112,7 @@ def _first_code(parameters: str) -> CodeType:
 def name_source() -> None:
     """Add the model's line to the message of the current exception, in place.
 
-    An error whose message is not text or already names a line is unchanged.
+    An error whose message is not text or already names this line is unchanged.
     """
     error = None if torch.compiler.is_compiling() else sys.exception()
     if error is None or len(error.args) != 1:

@@ -63,7 +63,7 @@ def call_target(path: str, specialization: int | None) -> str:
 
 
 def split_call_target(target: str) -> tuple[str, int | None]:
-    """Return the child's path and specialization index, or None if it has only one."""
+    """Return the child's path, and its specialization index or None if it has only one."""
     match = _SPECIALIZATION.fullmatch(target) if ".." in target else None
     return (match[1], int(match[2])) if match else (target, None)
 
@@ -94,6 +94,7 @@ class Names:
 
     Attributes:
         names: Global name and value of each object.
+        parameters: Parameter names, which no global may get.
         local: The variable or expression of each node.
         taken: Names that no variable may get.
     """

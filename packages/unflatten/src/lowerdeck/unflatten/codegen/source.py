@@ -128,7 +128,7 @@ def write_source(
         signature: Structure of arguments and result; None if flat.
         attributes: Subgraphs of higher-order operators, by ``get_attr`` target.
         is_checked: Check the arguments unless an unchanged parent calls the function.
-        is_root: Check static argument properties while a compiler traces.
+        is_root: Check the arguments also while strict export traces the function.
     """
     writer = _Writer(graph, signature, attributes or {}, is_checked=is_checked, is_root=is_root)
     return writer.write()

@@ -36,6 +36,9 @@ class GraphBuilder:
     Args:
         plan: Outlining plan of the working graph.
         regions: The region of each call.
+
+    Attributes:
+        targets: Call target of each region; filled by ``ModuleBuilder.share``.
     """
 
     def __init__(
@@ -295,7 +298,7 @@ def is_printable_dict(spec: pytree.TreeSpec) -> bool:
 
 
 def constant(leaf: Leaf) -> Any:
-    """Return the constant of a leaf."""
+    """Return the constant of a leaf; None for an absent one."""
     return None if isinstance(leaf, Absent) else leaf
 
 
@@ -308,7 +311,7 @@ def _add_placeholder(graph: Graph, env: dict[Node, Node], node: Node) -> None:
 
 
 def _is_computed(node: Node) -> bool:
-    """Return whether ``node`` is a user tensor or computed from tensors."""
+    """Return whether ``node`` is a tensor that the user passes or that tensors determine."""
 
     def is_tensor(value: Node) -> bool:
         return isinstance(value.meta.get("val"), torch.Tensor)

@@ -266,7 +266,10 @@ def read_arguments_directly(working: WorkingGraph) -> None:
 
 
 def _is_only_argument(working: WorkingGraph, node: Node, inner: Frame, reader: Frame) -> bool:
-    """Return whether ``reader`` is outside a call that does not return ``node``."""
+    """Return whether ``reader`` is outside a call around ``node``, and none of them returns it.
+
+    Only calls with a signature count.
+    """
     calls = [
         working.preserved[frame]
         for frame in inner.around(inner.common(reader))

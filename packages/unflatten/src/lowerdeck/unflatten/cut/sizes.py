@@ -71,7 +71,7 @@ class _Sizes:
         self._available: dict[Frame, dict[Any, tuple[Node, int | None]]] = {}
 
     def move_to_owners(self) -> None:
-        """Move size reads out of calls that do not take the tensor."""
+        """Move size reads out of calls with a signature if the tensor is not an argument."""
         for node in list(self.graph.find_nodes(op="call_function", target=_SIZE)):
             frame, source = self.frame_of[node], node.args[0]
             owner = self.frame_of.get(source, self.working.tree.root)
@@ -193,7 +193,7 @@ class _Sizes:
         return node
 
     def erase_unread(self) -> None:
-        """Erase unused sizes, except the last node of a call."""
+        """Erase unused sizes, except a call's only node."""
         leaves = {
             leaf
             for call in self.working.preserved.values()

@@ -70,7 +70,7 @@ class WorkingGraph:
         inputs: The placeholder of each user input.
         preserved: The calls with a signature.
         attributes: Subgraphs by ``get_attr`` target.
-        reads: Name of the state placeholder that each ``get_attr`` node of state reads.
+        reads: Name of the state placeholder for each ``get_attr`` node that reads state.
         refusals: Why modules cannot be replaced or hooked.
     """
 
@@ -94,7 +94,7 @@ class ProgramCopier:
     """Copies a program node by node into a working graph.
 
     Args:
-        trace: The program; not changed.
+        trace: The program, which is not changed, and its call tree, which gets the new nodes.
     """
 
     def __init__(self, trace: Trace) -> None:

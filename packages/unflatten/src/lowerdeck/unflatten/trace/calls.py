@@ -30,7 +30,7 @@ class Frame:
         parent: The calling frame; None for the root.
         depth: Number of enclosing frames.
         type_name: Qualified name of the eager module's type, or None.
-        recorded: The program's name of the call, if it differs.
+        recorded: The module's name in the program, which may differ from ``path``.
         nodes: Nodes directly in the call, in order.
         children: Calls made by this one, in order.
     """

@@ -68,7 +68,7 @@ class ModulePaths:
         return name in self._known
 
     def alias(self, first: str, second: str) -> None:
-        """Merge two names of one module; ``first`` becomes canonical."""
+        """Merge two names of one module; the canonical name of ``first`` is kept."""
         one, two = self.canonical(first), self.canonical(second)
         if one != two:
             self._first[two] = one
@@ -97,7 +97,7 @@ class ModulePaths:
         return result
 
     def under(self, owner: str, name: str) -> str | None:
-        """Return the name of module ``name`` relative to ``owner``, or None."""
+        """Return a full name of module ``name`` that starts with ``owner``, or None."""
         prefix = owner + "." if owner else ""
         if name.startswith(prefix) and len(name) > len(prefix):
             return name
