@@ -198,7 +198,11 @@ class NodeReference:
 
 @dataclass(frozen=True, slots=True)
 class OperatorName:
-    """Name of an operator, or of a torch constant if the namespace is empty."""
+    """Name of an operator, or of a torch constant if the namespace is empty.
+
+    Attributes:
+        overload: None for a higher-order operator or a constant.
+    """
 
     namespace: str
     name: str

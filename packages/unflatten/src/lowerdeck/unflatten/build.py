@@ -134,6 +134,9 @@ class ModuleBuilder:
         """Add a frame's child calls to the call sites of its module.
 
         A child without a signature has a site only if the code selects its specialization.
+
+        Args:
+            sites: Call sites by the child's attribute path; extended.
         """
         graphs = self.graphs
         for child in frame.children:
@@ -222,7 +225,11 @@ def _in_call_order(root: Frame) -> list[Frame]:
 def install_state(
     modules: Mapping[str, torch.nn.Module], state: ProgramState, paths: ModulePaths
 ) -> None:
-    """Install each module's parameters, buffers and constants."""
+    """Install each module's parameters, buffers and constants.
+
+    Args:
+        modules: Modules by canonical name.
+    """
     for entry, value in state.copies():
         outer, _, last = entry.name.rpartition(".")
         module: Any = modules[paths.canonical(outer)]

@@ -403,7 +403,13 @@ def describe_spec(spec: pytree.TreeSpec) -> str:
 
 
 def container_text(kind: object, parts: Sequence[str], keys: Iterable[str] = ()) -> str:
-    """Return the Python source of a tuple, list or dict of these elements."""
+    """Return the Python source of a tuple, list or dict.
+
+    Args:
+        kind: ``tuple``, ``list`` or ``dict``.
+        parts: Source of each element.
+        keys: Source of each key of a dict.
+    """
     if kind is dict:
         return f"{{{', '.join(f'{key}: {part}' for key, part in zip(keys, parts, strict=True))}}}"
     text = ", ".join(parts)

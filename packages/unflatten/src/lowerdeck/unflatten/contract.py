@@ -177,6 +177,7 @@ class Mismatch(NamedTuple):
     Attributes:
         position: Position of the leaf, arguments before results.
         recorded: Description of the record.
+        value: The leaf that the call has.
     """
 
     position: int
@@ -331,7 +332,12 @@ def describe(value: Any) -> str:
 
 
 def raise_for_argument(mismatch: Mismatch, labels: Sequence[str], type_name: str) -> None:
-    """Raise the error for an argument that differs from its record."""
+    """Raise the error for an argument that differs from its record.
+
+    Args:
+        labels: Name of each argument leaf.
+        type_name: Qualified name of the eager module's type.
+    """
     is_proxy = isinstance(mismatch.value, Proxy)
     advice = "pass that value in concrete_args" if is_proxy else "pass what was recorded"
     raise InputConstraintError(

@@ -180,7 +180,11 @@ class _Hooks:
         return marked
 
     def leaves(self, verb: str, values: list[Any]) -> list[_Leaf]:
-        """Return the recorded leaves; refuse the module for unsupported values."""
+        """Return the recorded leaves; refuse the module for unsupported values.
+
+        Args:
+            verb: ``"takes"`` or ``"returns"``, for the reason.
+        """
         leaves: list[_Leaf] = []
         for value in values:
             node = node_of(value) if isinstance(value, torch.Tensor) else None

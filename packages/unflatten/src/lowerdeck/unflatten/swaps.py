@@ -28,6 +28,7 @@ class Swap:
     """Supported changes of one module.
 
     Attributes:
+        path: Full name of the module.
         replaceable: Whether an eager module with the same signature may replace it.
         callable_alone: Whether it can be called without its caller.
         reason: Why one of these is False, or "".

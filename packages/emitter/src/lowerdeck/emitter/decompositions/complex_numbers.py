@@ -278,6 +278,7 @@ def transform_of_real(
 
     Args:
         dim: The dimensions to transform.
+        normalization: As for :func:`transform`.
         onesided: Whether only the first half is requested, for which a kernel exists.
     """
     if onesided or not _transformable(self, dim):

@@ -21,6 +21,7 @@ def sort(
 
     Args:
         dim: The dimension to sort along.
+        descending: Whether the largest come first.
     """
     if self.dim() == 0:
         return self.clone(), torch.zeros((), dtype=torch.int64)

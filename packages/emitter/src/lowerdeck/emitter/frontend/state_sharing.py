@@ -82,6 +82,7 @@ def find_states(programs: Mapping[str, ExportedProgram], *, by_name: bool) -> St
     Tensors that a method only reads are included: it must observe the writes of other methods.
 
     Args:
+        programs: The decomposed program of each method.
         by_name: Whether equal names are one state in all methods, also in different memories.
 
     Raises:

@@ -30,6 +30,8 @@ class Call(NamedTuple):
 class GraphBuilder:
     """Builds the graph of any region, after validation.
 
+    Methods take the region's index in the tree.
+
     Args:
         graph: The original graph; not changed.
         schedule: Order of the region bodies.

@@ -24,6 +24,7 @@ class Stretch(NamedTuple):
 
     Attributes:
         low: Least position of its items.
+        high: Greatest position of its items.
         items: Its items in their new order.
     """
 

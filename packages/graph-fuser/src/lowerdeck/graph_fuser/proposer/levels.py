@@ -45,7 +45,11 @@ def latest_levels(items: ItemGraph, earliest: Sequence[int]) -> list[int]:
 
 
 def floor(items: ItemGraph, level: Sequence[int], item: int) -> int:
-    """Return the least level of ``item`` given its predecessors."""
+    """Return the least level of ``item`` given its predecessors.
+
+    Args:
+        level: Level of each item; only those of the predecessors are read.
+    """
     is_in = items.wanted
     least = 0
     if is_in[item]:
@@ -61,7 +65,12 @@ def floor(items: ItemGraph, level: Sequence[int], item: int) -> int:
 
 
 def ceiling(items: ItemGraph, level: Sequence[int], item: int, top: int) -> int:
-    """Return the greatest level of ``item`` given its successors."""
+    """Return the greatest level of ``item`` given its successors.
+
+    Args:
+        level: Level of each item; only those of the successors are read.
+        top: Level of the last partition.
+    """
     is_in = items.wanted
     if not is_in[item]:
         # Without wanted successors any level is valid, even one above the last partition.

@@ -24,6 +24,9 @@ def lowest_bit(number: int) -> int:
 def check_power_of_two(alignment: int, name: str) -> None:
     """Raise unless an alignment is valid for a FlatBuffer.
 
+    Args:
+        name: Name of the option, for the message.
+
     Raises:
         ProgramError: ``alignment`` is not a power of two from 1 to 2**30.
     """
@@ -34,6 +37,9 @@ def check_power_of_two(alignment: int, name: str) -> None:
 
 def check_positive(alignment: int, name: str) -> None:
     """Raise unless an alignment is a positive integer in range.
+
+    Args:
+        name: Name of the option, for the message.
 
     Raises:
         ProgramError: ``alignment`` is not an integer from 1 to 2**30.

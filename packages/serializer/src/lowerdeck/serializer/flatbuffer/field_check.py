@@ -20,6 +20,8 @@ def refuse(form: Format, item: Any, name: str, cause: Exception) -> NoReturn:
 
     Args:
         form: Format that defines the object's class.
+        item: The object, or a dictionary if the table has no class.
+        name: Name of the object's table.
         cause: The writer's error, raised if no field is invalid.
 
     Raises:

@@ -90,6 +90,8 @@ class Shape:
 class TableReader:
     """Reads tables, vectors and strings of one FlatBuffer.
 
+    Positions are byte offsets in the file; ``field`` is a name for error messages.
+
     Attributes:
         size: Size of the FlatBuffer in bytes.
         budget: Bytes of memory that decoding may still take.

@@ -44,7 +44,10 @@ _MOST_ITEMS = 17
 
 
 class Arguments:
-    """The arguments of one call; numbers computed at run time are None."""
+    """The arguments of one call; numbers computed at run time are None.
+
+    Methods take the position of an argument in the call.
+    """
 
     def __init__(self, values: list[schema.EValue], args: list[int], unknown: set[int]) -> None:
         """Wrap the arguments of a call.

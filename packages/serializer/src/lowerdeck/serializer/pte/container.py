@@ -37,6 +37,7 @@ class ExtendedHeader:
     """Fields of the extended header.
 
     Attributes:
+        length: Length of the header in bytes.
         program_size: Size of the FlatBuffer in bytes.
         segment_base_offset: Offset of the segments, 0 if there are none.
         segment_data_size: Bytes from that offset to the end of the last segment, 0 if unknown.
@@ -63,6 +64,8 @@ def check_range(value: int, least: int, most: int, size: int, field: str, offset
 
     Args:
         size: Size of the file.
+        field: Name of the number, for the message.
+        offset: Offset of the number in the file.
 
     Raises:
         OffsetError: The number is out of range.

@@ -68,6 +68,7 @@ class NamedDataStoreOutput:
     """Contents of a store, for the writer.
 
     Attributes:
+        buffers: The distinct blobs.
         pte_data: Entries of the `.pte` by key.
         external_data: For each tag (stem of a `.ptd` file) its entries by key.
     """

@@ -109,6 +109,9 @@ class SegmentResolver:
     def mutable_data(self, use: Mapping[int, int]) -> list[schema.Buffer]:
         """Return the initial values of mutable buffers, including the reserved entry 0.
 
+        Args:
+            use: As for :meth:`constants`.
+
         Raises:
             ContentError: The file has several segments of initial values.
         """
@@ -179,6 +182,7 @@ def check_overlap(segments: Iterable[schema.DataSegment], size: int, where: str)
 
     Args:
         segments: The segments of a file.
+        size: Size of the file in bytes.
         where: Name of the field with the segments, for the error message.
 
     Raises:

@@ -218,6 +218,7 @@ class KernelCall:
     """A call of an operator.
 
     Attributes:
+        op_index: Index into ``ExecutionPlan.operators``.
         args: Value indices, one for each schema argument in order, and one for the return value.
     """
 
@@ -230,6 +231,7 @@ class DelegateCall:
     """A call of a delegate.
 
     Attributes:
+        delegate_index: Index into ``ExecutionPlan.delegates``.
         args: Value indices of the inputs, then of the outputs.
     """
 
@@ -239,7 +241,12 @@ class DelegateCall:
 
 @dataclass(slots=True)
 class MoveCall:
-    """Copies the handle of a value (for a tensor its pointer, not its bytes)."""
+    """Copies the handle of a value (for a tensor its pointer, not its bytes).
+
+    Attributes:
+        move_from: Index of the value that is read.
+        move_to: Index of the value that is overwritten.
+    """
 
     move_from: int
     move_to: int

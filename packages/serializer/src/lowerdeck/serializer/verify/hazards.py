@@ -17,6 +17,7 @@ class Hazard:
 
     Attributes:
         reason: Description of the missing data, of the nodes, or of the required release.
+        field: Path of the delegate, such as ``method 'forward'.delegates[0]``.
         offset: Offset of the delegate in the file.
         needs: Keys of data that another file must provide; otherwise the process aborts.
         release: The oldest release of ExecuTorch that loads the file, "" if 1.4 does.

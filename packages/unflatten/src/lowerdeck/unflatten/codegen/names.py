@@ -110,7 +110,11 @@ class Names:
         self._numbers: dict[str, int] = {}
 
     def object_name(self, value: object, hint: str = "") -> str:
-        """Return the global name of an object in the function."""
+        """Return the global name of an object in the function.
+
+        Args:
+            hint: Base of a new name; by default the object's own name.
+        """
         # Equal devices and dtypes need not be identical objects.
         key = (type(value), repr(value)) if isinstance(value, BY_TEXT) else id(value)
         name = self._by_object.get(key)
@@ -248,7 +252,11 @@ def batch_norm(
 
 
 def callable_for(target: Any, keywords: Any) -> Any:
-    """Return the function that implements ``target`` with these keywords in generated code."""
+    """Return the function that implements ``target`` with these keywords in generated code.
+
+    Args:
+        keywords: Names of the keyword arguments.
+    """
     if target is _BATCH_NORM and not keywords:
         return batch_norm
     if keywords and not KEYWORDS.issuperset(keywords):

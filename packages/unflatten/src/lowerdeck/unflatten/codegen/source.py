@@ -342,7 +342,12 @@ class _Writer(Names):
         return f"{called}({self.arguments(node.args, kwargs)})"
 
     def attribute(self, path: str, *, is_module: bool = False) -> str:
-        """Return an expression that reads an attribute of this module."""
+        """Return an expression that reads an attribute of this module.
+
+        Args:
+            path: Dotted path.
+            is_module: Whether it is a child to be called.
+        """
         if path in self.attributes:
             return self.object_name(self.attributes[path], SERIAL.sub("", path))
         text = "self"
