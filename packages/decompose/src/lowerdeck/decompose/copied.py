@@ -32,6 +32,9 @@ def copied_results(
         new_nodes: New node of each template node.
         source: Original node of the call.
         writes: Whether the program mutates memory.
+
+    Raises:
+        WholeProgramError: A view has a symbolic size that no node computes.
     """
     positions = {node: index for index, node in enumerate(template.inputs)}
     memories: dict[Node, Memory] = {}

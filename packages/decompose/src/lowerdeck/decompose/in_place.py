@@ -73,7 +73,7 @@ def _variant(node: Node, variants_by_kind: dict[Any, OpOverload | None]) -> OpOv
         return None
     kinds = tuple(map(type, (*node.args, *node.kwargs.values())))
     by_element = torch.Tag.pointwise in node.target.tags and tensors[0].is_contiguous()
-    # Whether an elementwise variant keeps these does not depend on the sizes.
+    # Whether an elementwise variant keeps this metadata does not depend on the sizes.
     key = (node.target, first[2:] if by_element else first, kinds, tuple(node.kwargs))
     if key not in variants_by_kind:
         variants_by_kind[key] = _checked_variant(node, first)

@@ -94,7 +94,7 @@ class Templates:
         source: Node | None = None,
         recorded: Any = None,
     ) -> Template:
-        """Return the template of a call, traced at the first use of its key.
+        """Return the template of a call; traced if it is neither cached nor known without a trace.
 
         Args:
             contexts: Factories of the contexts around the call.

@@ -107,6 +107,9 @@ class Walk:
 
         Args:
             source: Placeholder of the original graph.
+
+        Raises:
+            WholeProgramError: The input has no recorded value, or an unsupported one.
         """
         new_node = self.writer.graph.placeholder(str(source.target))
         if new_node.name != source.name:

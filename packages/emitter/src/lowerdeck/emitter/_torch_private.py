@@ -1,4 +1,4 @@
-"""Private torch APIs that this package uses, each with a test."""
+"""Private torch APIs that this package uses; see ``tests/test_torch_private.py``."""
 
 from __future__ import annotations
 

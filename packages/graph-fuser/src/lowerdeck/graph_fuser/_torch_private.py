@@ -1,4 +1,4 @@
-"""Uses of private torch APIs; each has a test."""
+"""Uses of private torch APIs; see ``tests/test_torch_private.py``."""
 
 from __future__ import annotations
 

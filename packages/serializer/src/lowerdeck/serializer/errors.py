@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class SerializerError(Exception):
-    """Base of all errors of ``lowerdeck.serializer``."""
+    """Base of the errors of ``lowerdeck.serializer``."""
 
 
 class ProgramError(SerializerError, ValueError):

@@ -67,7 +67,7 @@ class Body:
 
     @property
     def is_dispatched(self) -> bool:
-        """Whether callers select a specialization or pass values besides the arguments."""
+        """Whether callers select a specialization or exchange extra inputs and outputs."""
         return bool(self.others) or (self.signature is not None and self.signature.has_extras)
 
     @property

@@ -41,7 +41,7 @@ def export_preserving(
     The modules of ``unflatten(program)`` then have eager's signatures: each can be called alone,
     hooked, wrapped, or replaced by an eager module. Export cannot record a module that takes or
     returns text, a symbolic number or a class that is not a pytree node, that mutates an argument
-    container, or that is called in a branch: ``swappable()`` lists these modules.
+    container, or that is called in a branch, among others: ``swappable()`` lists all with reasons.
 
     Args:
         model: The module; it and the other arguments are as for ``torch.export.export``.

@@ -114,7 +114,11 @@ def is_strict_export() -> bool:
 
 
 def check_strict_export(module: torch.nn.Module, *leaves: Any) -> None:
-    """Check the arguments of the outermost module while strict export traces it."""
+    """Check the arguments of the outermost module while strict export traces it.
+
+    Raises:
+        InputConstraintError: An argument differs from the recorded one.
+    """
     body: Any = module.__dict__[PRIVATE]
     if module.__dict__.get(CHECKS, True):
         mismatch = check(body.calls, leaves, any_float=body.is_moved)

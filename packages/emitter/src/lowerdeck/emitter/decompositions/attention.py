@@ -36,6 +36,9 @@ def attention(
         is_causal: Whether a query attends only to keys up to its own position.
         scale: Factor of the scores; 1 / sqrt(features) when None.
         enable_gqa: Whether several query heads share a key head.
+
+    Raises:
+        UnsupportedError: ``dropout_p`` is not 0.
     """
     if dropout_p > 0.0:
         raise UnsupportedError(

@@ -23,7 +23,7 @@ def grid_sample(
     padding_mode: int,
     align_corners: bool,
 ) -> torch.Tensor:
-    """Return ``grid_sampler_3d``.
+    """Return ``grid_sampler_3d`` as a weighted sum of gathered elements.
 
     Args:
         input: The volume, shape (batch, channels, depth, height, width).

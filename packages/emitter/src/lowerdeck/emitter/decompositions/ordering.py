@@ -35,7 +35,7 @@ def sort(
 def sort_stable(
     self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``sort.stable``.
+    """Return ``sort.stable``: after a sort, equal elements are sorted by their index.
 
     Args:
         stable: Whether equal elements keep their order.
@@ -91,7 +91,7 @@ def searchsorted(
 
 
 def bucketize(self: torch.Tensor, boundaries: torch.Tensor, **options: Any) -> Any:
-    """Return ``bucketize``.
+    """Return ``bucketize`` as ``searchsorted``.
 
     Args:
         boundaries: The sorted boundaries between the buckets.

@@ -21,7 +21,7 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """Return ``avg_pool3d``.
+    """Return ``avg_pool3d`` as two 2-D pools.
 
     Args:
         self: The volume, shape (..., depth, height, width).
@@ -52,7 +52,7 @@ def average_pool(
 
 
 def adaptive_average_pool(self: torch.Tensor, output_size: Sequence[int]) -> Any:
-    """Return ``_adaptive_avg_pool3d``.
+    """Return ``_adaptive_avg_pool3d`` as two 2-D pools.
 
     Args:
         self: The volume, shape (..., depth, height, width).
@@ -73,7 +73,7 @@ def max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``max_pool3d_with_indices``.
+    """Return ``max_pool3d_with_indices`` as two 2-D pools.
 
     Args:
         self: The volume, shape (..., depth, height, width).
@@ -106,7 +106,7 @@ def max_pool(
 def adaptive_max_pool(
     self: torch.Tensor, output_size: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``adaptive_max_pool2d`` or ``adaptive_max_pool3d``.
+    """Return ``adaptive_max_pool2d`` or ``adaptive_max_pool3d``, by one dimension at a time.
 
     Args:
         self: The images or volumes; the last ``len(output_size)`` dimensions are pooled.

@@ -13,22 +13,22 @@ _ATEN = torch.ops.aten
 
 
 def rand_like(self: torch.Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """Return ``rand_like``."""
+    """Return ``rand_like`` as ``rand`` of the same shape."""
     return torch.rand(self.shape, dtype=dtype or self.dtype, device=self.device)
 
 
 def randn_like(self: torch.Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """Return ``randn_like``."""
+    """Return ``randn_like`` as ``randn`` of the same shape."""
     return torch.randn(self.shape, dtype=dtype or self.dtype, device=self.device)
 
 
 def uniform(self: torch.Tensor, from_: float = 0.0, to: float = 1.0, **_: Any) -> Any:
-    """Return ``uniform``."""
+    """Return ``uniform`` as a scaled ``rand_like``."""
     return rand_like(self) * (to - from_) + from_
 
 
 def normal_in_shape(self: torch.Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Any:
-    """Return ``normal_functional``."""
+    """Return ``normal_functional`` as a scaled ``randn_like``."""
     return randn_like(self) * std + mean
 
 

@@ -19,7 +19,7 @@ Joined = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Sequence[tor
 
 
 def running_product(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """Return ``cumprod``.
+    """Return ``cumprod`` as a scan by doubling.
 
     Args:
         dtype: Dtype of the result; int64 for integers when None.
@@ -31,7 +31,7 @@ def running_product(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None =
 
 
 def running_maximum(self: torch.Tensor, dim: int) -> Any:
-    """Return ``cummax``.
+    """Return ``cummax`` as a scan by doubling.
 
     Args:
         dim: The dimension of the scan.
@@ -40,7 +40,7 @@ def running_maximum(self: torch.Tensor, dim: int) -> Any:
 
 
 def running_minimum(self: torch.Tensor, dim: int) -> Any:
-    """Return ``cummin``.
+    """Return ``cummin`` as a scan by doubling.
 
     Args:
         dim: The dimension of the scan.

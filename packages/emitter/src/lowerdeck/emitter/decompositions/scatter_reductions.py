@@ -26,7 +26,7 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Any:
-    """Return ``scatter_reduce``.
+    """Return ``scatter_reduce`` as sums, or as a scatter in sorted order.
 
     Args:
         dim: The dimension that ``index`` refers to.

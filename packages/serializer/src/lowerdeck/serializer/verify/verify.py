@@ -52,11 +52,11 @@ def verify_pte(
     max_tables: int = MAX_TABLES,
     on_hazard: Callable[[Hazard], object] | None = None,
 ) -> schema.Program:
-    """Return the program of a file after checking that the runtime can run it.
+    """Return the program of a file after checking that it is safe to load and run.
 
     Beyond the checks of reading, every index, count, size and order is checked, including cases in
     which the official runtime crashes or silently computes wrong values. XNNPACK payloads are
-    checked as well; other delegates are opaque.
+    checked as well; other delegates are opaque. Values computed at run time are not checked.
 
     Args:
         max_tables: Maximum number of tables; the runtime's default limit is a million.

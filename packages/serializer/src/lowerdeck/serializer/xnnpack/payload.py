@@ -241,7 +241,8 @@ def encode_payload(graph: XnnGraph) -> bytes:
     """Return the payload of a delegate of ``XnnpackBackend``: a header, the graph, its constants.
 
     Args:
-        graph: The graph. It is not verified; see :func:`verify_payload`.
+        graph: The graph. It is not verified; see :func:`verify_payload`. Each constant of a value
+            must be an entry of ``graph.constants``.
 
     Example:
         >>> from lowerdeck.serializer import XnnGraph, decode_payload, encode_payload

@@ -287,7 +287,7 @@ class _Writer(Names):
         return False
 
     def _close_block(self) -> None:
-        # Adjacent regions leave empty regions between them.
+        # Between two adjacent regions there may be an empty one.
         if self.lines[-1].endswith(":"):
             self.line("pass")
         self.indent = self.indent[:-4]

@@ -266,7 +266,7 @@ def read_arguments_directly(working: WorkingGraph) -> None:
 
 
 def _is_only_argument(working: WorkingGraph, node: Node, inner: Frame, reader: Frame) -> bool:
-    """Return whether ``reader`` is outside a call around ``node``, and none of them returns it.
+    """Return whether ``reader`` is outside calls around ``node``, none of which returns it.
 
     Only calls with a signature count.
     """
