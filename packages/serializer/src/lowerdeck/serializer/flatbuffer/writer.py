@@ -30,7 +30,7 @@ UNWRITABLE = (AttributeError, LookupError, ArithmeticError, TypeError, ValueErro
 """Exceptions for a value that does not fit its field; they do not name the object."""
 
 _Row = tuple[Any, ...]
-# Order by size: after the 4-byte vtable offset come fields without padding, then 8-byte ones.
+# Order by size: 4-byte fields need no padding after the 4-byte vtable offset, so they are first.
 _ORDER = {4: 0, 8: 1, 2: 2, 1: 3}
 # Floats are compared by their bits, because 0.0 == -0.0.
 _BITS = {"f": "I", "d": "Q"}

@@ -39,7 +39,8 @@ _TYPES: Mapping[str, frozenset[ScalarType]] = {
 """Sets of element types by their names in the table."""
 
 
-# No valid list of dimensions, sizes or indices is longer; bounds the cost of shared lists.
+# One more than the longest valid list of dimensions, sizes or indices; bounds the cost of shared
+# lists.
 _MOST_ITEMS = 17
 
 

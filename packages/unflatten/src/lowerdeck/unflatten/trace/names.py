@@ -142,7 +142,7 @@ class _Calls:
 
     Attributes:
         types: The type of each called module.
-        identities: Module id, in strict programs.
+        identities: Module id that strict export recorded; empty for other programs.
     """
 
     types: dict[str, object] = field(default_factory=dict)
