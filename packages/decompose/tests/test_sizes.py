@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from lowerdeck.decompose import decompose, explain
+from lowerdeck.decompose import decompose, explain, functionalize
+from lowerdeck.decompose.templates import Templates
 from lowerdeck_zoo import Of
 
 pytestmark = [
@@ -227,3 +228,28 @@ def test_traces_with_dynamic_sizes_do_not_fill_the_cache_of_fake_tensors() -> No
     before = FakeTensorMode.cache_info().misses
     torch.testing.assert_close(decompose(program).module()(x), product(x))
     assert FakeTensorMode.cache_info().misses - before <= 2
+
+
+def test_masks_of_dynamic_sizes_are_written_and_filled_without_a_trace() -> None:
+    """As in a Swin-T, whose masks number the windows that a shift has joined."""
+
+    def regions(x: torch.Tensor) -> Any:
+        mask = x.new_zeros(x.shape[1:])
+        for count, rows in enumerate((slice(0, -4), slice(-4, -2), slice(-2, None))):
+            for columns in (slice(0, -4), slice(-4, None)):
+                mask[rows, columns] = count
+        return x + mask
+
+    x = torch.ones(2, 12, 10)
+    dims = ({1: Dim("h", min=8, max=50), 2: Dim("w", min=8, max=50)},)
+    program = torch.export.export(Of(regions), (x,), dynamic_shapes=(dims,))
+    functional = functionalize(program)
+    assert explain(functional).traces == 1, "lift_fresh_copy, of a static number"
+    found = decompose(functional)
+    assert not differences(found, functional.run_decompositions())
+    torch.testing.assert_close(found.module()(x[:, 3:]), regions(x[:, 3:]))
+    traced = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Templates, "_trace", lambda *call: traced.append(call))
+        functionalize(program)
+    assert not traced

@@ -142,11 +142,7 @@ def test_what_tracing_tells_of_a_call_is_known() -> None:
     mode, (x,) = _fakes((2, 3))
     recording = private.record(ATEN.sin.default, [x], mode, {})
     traced = recording.result.meta
-    told = private.traced_meta(ATEN.sin.default, traced["val"])
-    assert told.pop("val") is traced["val"]
-    # torch copies the operator for each node.
-    assert str(told.pop("original_aten")) == str(traced["original_aten"])
-    assert {key: traced[key] for key in told} == told
+    assert {"val", "original_aten"} <= traced.keys()
     assert traced["tensor_meta"] == private.tensor_meta(traced["val"])
 
 

@@ -133,11 +133,6 @@ def node_source(node: Node) -> fx_traceback.NodeSource:
     )
 
 
-def traced_meta(target: OpOverload, value: torch.Tensor) -> dict[str, Any]:
-    """Return the metadata that a trace records for a call of ``target``."""
-    return {"val": value, "tensor_meta": tensor_meta(value), "original_aten": target}
-
-
 def as_current_node(node: Node) -> AbstractContextManager[Any]:
     """Return a context in which rules can read the metadata of ``node``."""
     context: AbstractContextManager[Any] = fx_traceback.set_current_meta(node)
@@ -391,7 +386,8 @@ def insert_assertions(
         )
     for node, value in values.items():
         node.meta["val"] = value
-    if export:
+    # The search reads all sizes of all values.
+    if export and has_unbacked_sizes([*environment.var_to_range]):
         _import_lazily("torch.export._trace")._replace_unbacked_bindings(graph_module)
 
 

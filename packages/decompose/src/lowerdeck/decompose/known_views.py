@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,13 @@ from torch.fx import Node
 from lowerdeck.decompose.calls.facts import TensorFacts, contiguous_strides
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced import CONVOLUTION, NORM, convolution, norm
-from lowerdeck.torch_base import OpOverload, core_decompositions, hint_of, varies
+from lowerdeck.torch_base import (
+    OpOverload,
+    core_decompositions,
+    expression_of,
+    hint_of,
+    varies,
+)
 
 _ATEN = torch.ops.aten
 _RESHAPES = frozenset({_ATEN.reshape.default, _ATEN.flatten.using_ints, _ATEN.contiguous.default})
@@ -25,19 +32,25 @@ _CONVOLUTIONS = frozenset({_ATEN.conv1d.default, _ATEN.conv2d.default, _ATEN.con
 _CASTS: Mapping[Any, tuple[str, ...]] = MappingProxyType(
     {_ATEN.to.dtype: ("dtype",), _ATEN.to.device: ("device", "dtype"), _ATEN.to.dtype_layout: ()}
 )
+_FILL = _ATEN.fill.Tensor
 _RENAMED: Mapping[Any, Any] = MappingProxyType(
-    {_ATEN.__and__.Tensor: _ATEN.bitwise_and.Tensor, _ATEN.multiply.Tensor: _ATEN.mul.Tensor}
+    {
+        _ATEN.__and__.Tensor: _ATEN.bitwise_and.Tensor,
+        _FILL: _ATEN.copy.default,
+        _ATEN.multiply.Tensor: _ATEN.mul.Tensor,
+    }
 )
 FILLED = frozenset({_ATEN.masked_fill.Scalar, _ATEN.where.ScalarOther})
 """Operators that become ``where`` with a number."""
-RANGE = _ATEN.arange.default
-"""Becomes ``arange.start_step`` with the options of all factories."""
+RANGE, ZEROS = _ATEN.arange.default, _ATEN.new_zeros.default
+"""Become ``arange.start_step`` and ``full`` with the options of all factories."""
 FRESH = frozenset(
-    {_ATEN.batch_norm.default, _ATEN.pad.default, RANGE, *_CONVOLUTIONS, *_RENAMED, *FILLED}
+    {_ATEN.batch_norm.default, _ATEN.pad.default, RANGE, ZEROS, *_CONVOLUTIONS, *_RENAMED, *FILLED}
 )
 """Operators whose result is never an alias."""
 KNOWN = FRESH | _RESHAPES | _CASTS.keys() | {_ATEN.transpose.int, _ATEN.dropout.default}
 """Operators that become a copy and a view, or few calls of other operators."""
+_printed: Callable[[Any], str] = cache(str)
 _CONTIGUOUS: Mapping[str, Any] = MappingProxyType({"memory_format": torch.contiguous_format})
 
 Step = tuple[Any, tuple[Any, ...], Mapping[str, Any], TensorFacts | tuple[TensorFacts, ...] | None]
@@ -83,7 +96,9 @@ def known_steps(
         results = (after, statistics, statistics)
         return None if arguments is None else [(NORM, arguments[1:], {}, results)]
     if node.target in _RENAMED:
-        return None if node.kwargs else [(_RENAMED[node.target], tuple(args), {}, None)]
+        # torch's ``copy`` returns the strides of what it overwrites.
+        like = replace(after, stride=before.stride) if node.target is _FILL else None
+        return None if node.kwargs else [(_RENAMED[node.target], tuple(args), {}, like)]
     if node.target is _ATEN.pad.default:
         is_plain = len(args) == 1 and not node.kwargs
         return [(_ATEN.constant_pad_nd.default, (args[0], 0.0), {}, None)] if is_plain else None
@@ -109,7 +124,8 @@ def known_steps(
         return None if args or node.kwargs else steps
     sizes = args[0] if node.target is _ATEN.reshape.default else _sizes(after.shape, symbol)
     # As torch's retrace, without ``Min``.
-    is_plain = not is_contiguous or "Min(" not in str(after.stride)
+    strides = map(expression_of, after.stride)
+    is_plain = not is_contiguous or not any("Min(" in _printed(stride) for stride in strides)
     result = None if is_plain else replace(after, stride=contiguous_strides(after.shape))
     return None if sizes is None else [*steps, (_ATEN.view.default, (sizes,), {}, result)]
 

@@ -122,7 +122,7 @@ _ATEN = torch.ops.aten
 # These call no others either, but lack both tags (torch 2.13; tested by traces).
 _UNTAGGED = frozenset(
     {_ATEN.fill.Tensor, _ATEN.floor_divide.default, _ATEN.roll.default, _ATEN.t.default}
-    | {_ATEN.transpose.int}
+    | {_ATEN.transpose.int, _ATEN.new_zeros.default}
 )
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node, map_arg
 
-from lowerdeck.decompose._torch_private import run_fake, traced_meta
-from lowerdeck.decompose.calls.facts import TensorFacts, facts_of, is_static
+from lowerdeck.decompose._torch_private import run_fake
+from lowerdeck.decompose.calls.facts import TensorFacts, facts_of, is_static, tensor_meta_of
 from lowerdeck.decompose.calls.keys import Call, fill
 from lowerdeck.decompose.recording import Recording, as_dispatched
 from lowerdeck.decompose.rules import Rules
@@ -31,6 +31,8 @@ from lowerdeck.torch_base import (
 )
 
 _ATEN = torch.ops.aten
+
+_SCATTERS = frozenset({_ATEN.slice_scatter.default, _ATEN.select_scatter.default})
 
 # as_strided has an absolute storage offset; functionalization sometimes drops alias.
 TRACED = frozenset({_ATEN.as_strided.default, _ATEN.alias.default})
@@ -84,7 +86,8 @@ def record_untraced(
         value, node = value[0], graph.call_function(getitem, (node, 0))
     if type(value) is not FakeTensor:
         return None
-    node.meta = traced_meta(operator, value)
+    node.meta = {"val": value, "original_aten": operator}
+    node.meta["tensor_meta"] = tensor_meta_of(value, facts_of(value))
     if operator is functional_variant(call.key[0]):
         old_value = args[0].meta["val"]
         # Otherwise torch converts or broadcasts the new value.
@@ -100,16 +103,19 @@ def record_untraced(
 def _elementwise_result(
     call: Call, operator: OpOverload, args: Any, kwargs: Any, mode: FakeTensorMode
 ) -> Any:
-    """Return the fake result of an elementwise call on one contiguous tensor of dynamic sizes.
+    """Return the fake result of an elementwise call on one tensor, or of a scatter of a slice.
 
-    The result has the sizes of the operand; inferring them takes 20 ms. Returns None for other
-    calls.
+    The result has the sizes of the first operand if that is contiguous; to infer dynamic ones
+    takes 20 ms. Returns None for other calls.
     """
     facts = call.facts[0]
-    if len(call.facts) > 1 or call.is_static or torch.Tag.pointwise not in operator.tags:
+    is_elementwise = len(call.facts) == 1 and torch.Tag.pointwise in operator.tags
+    if call.is_static or not (is_elementwise or operator in _SCATTERS):
         return None
     if not isinstance(facts, TensorFacts) or facts.requires_grad or not facts.is_contiguous:
         return None
+    if not is_elementwise:
+        return facts.fake(mode)
     small = replace(facts, shape=(2,), stride=(1,)).fake(mode)
     values: Any
     options: Any

@@ -21,7 +21,7 @@ from lowerdeck.decompose._torch_private import (
     has_unbacked_sizes,
     run_fake,
 )
-from lowerdeck.decompose.calls.facts import TensorFacts, facts_key, facts_of
+from lowerdeck.decompose.calls.facts import TensorFacts, facts_key, facts_of, is_static
 from lowerdeck.decompose.calls.keys import call_of, is_autocast
 from lowerdeck.decompose.calls.memory import PARENT, Memory, Value, View
 from lowerdeck.decompose.calls.template import Template
@@ -32,6 +32,7 @@ from lowerdeck.decompose.known_views import (
     FRESH,
     KNOWN,
     RANGE,
+    ZEROS,
     known_operators,
     known_steps,
 )
@@ -372,7 +373,8 @@ class Walk:
         if self._known_operators is None:
             self._known_operators = known_operators(self.templates.rules)
         # Static calls use templates, which are fast and shared.
-        is_dynamic = any(map(varies, node.meta["val"].shape))
+        values = (source.meta.get("val") for source in (node, *node.all_input_nodes))
+        is_dynamic = not all(is_static(facts_of(value)) for value in values)
         # Views must see later writes.
         is_safe = node in self._unwritten or node.target in FRESH
         is_known = node.target in self._known_operators
@@ -389,12 +391,14 @@ class Walk:
         """Add a call's known decomposition and return its result, or None if it is unknown."""
         if node.target in FILLED:
             return self._filled(node, *args)
-        if node.target is RANGE:
-            options = {"layout": torch.strided, "device": node.meta["val"].device}
-            options = {**options, "pin_memory": False, **node.kwargs}
-            target = _ATEN.arange.start_step
-            is_left = self._is_final(target, node)
-            return self.copy_unchanged(node, (0, *args), options, target) if is_left else None
+        if node.target in {RANGE, ZEROS}:
+            result = node.meta["val"]
+            options = {"layout": torch.strided, "device": result.device, "pin_memory": False}
+            target, parts = _ATEN.arange.start_step, (0, *args)
+            if node.target is ZEROS:
+                target, parts, options["dtype"] = _ATEN.full.default, (args[1], 0), result.dtype
+            is_left, options = self._is_final(target, node), {**options, **node.kwargs}
+            return self.copy_unchanged(node, parts, options, target) if is_left else None
         value: Value = args[0]
         if value.requires_grad:
             return None

@@ -6,11 +6,10 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node, map_arg
 
-from lowerdeck.decompose._torch_private import COPIED_META, node_source, tensor_meta
-from lowerdeck.decompose.calls.facts import TensorFacts, facts_of, is_static
+from lowerdeck.decompose._torch_private import COPIED_META, node_source
+from lowerdeck.decompose.calls.facts import TensorFacts, facts_of, is_static, tensor_meta_of
 from lowerdeck.decompose.calls.keys import Call
 from lowerdeck.decompose.calls.template import Step, Template
 from lowerdeck.torch_base import (
@@ -112,7 +111,7 @@ class Writer:
             meta = origin.source.meta
             is_recorded = value is meta.get("val") and "tensor_meta" in meta
             node.meta["tensor_meta"] = (
-                meta["tensor_meta"] if is_recorded else _tensor_meta(value, facts)
+                meta["tensor_meta"] if is_recorded else tensor_meta_of(value, facts)
             )
         if isinstance(target, OpOverload):
             node.meta["original_aten"] = target
@@ -167,10 +166,3 @@ class Writer:
         if isinstance(facts, (tuple, list)):
             return type(facts)(map(self.fake, facts))
         return facts
-
-
-def _tensor_meta(value: FakeTensor, facts: TensorFacts) -> Any:
-    # torch solves expressions of sizes and strides to find the memory format (3 ms).
-    is_known = not is_static(facts) and facts.is_contiguous
-    meta = tensor_meta(value, not is_known)
-    return meta._replace(memory_format=torch.contiguous_format) if is_known else meta

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lowerdeck.decompose._torch_private import tensor_meta
 from lowerdeck.decompose.errors import WholeProgramError
 from lowerdeck.torch_base import SYMBOLS, FakeTensor, FakeTensorMode, empty_fake, expression_of
 
@@ -100,6 +101,14 @@ def facts_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         raise WholeProgramError(f"a value has the unsupported type {type(value).__name__}")
     return value
+
+
+def tensor_meta_of(value: FakeTensor, facts: TensorFacts) -> Any:
+    """Return the ``tensor_meta`` of a fake tensor with these facts."""
+    # torch solves expressions of sizes and strides to find the memory format (3 ms).
+    is_known = not is_static(facts) and facts.is_contiguous
+    meta = tensor_meta(value, not is_known)
+    return meta._replace(memory_format=torch.contiguous_format) if is_known else meta
 
 
 def is_static(facts: Any) -> bool:
