@@ -34,7 +34,7 @@ BEHIND = {
         "xnnpack/test_runtime"
     ),
     "counted steps, bytes or lookups": (
-        "inspect/inspect_steps inspect/test_steps "
+        "decompose/test_sizes inspect/inspect_steps inspect/test_steps "
         "xnnpack/test_rounding xnnpack/test_weights language-models/test_stored"
     ),
     "order, placement and lifetimes": (

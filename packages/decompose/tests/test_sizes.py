@@ -12,9 +12,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy.value_ranges import ValueRanges
 
-from lowerdeck.decompose import decompose, explain, functionalize
+from lowerdeck.decompose import Rules, decompose, decompose_graph, explain, functionalize
 from lowerdeck.decompose.templates import Templates
+from lowerdeck.torch_base import with_parts
 from lowerdeck_zoo import Of
 
 pytestmark = [
@@ -243,13 +245,35 @@ def test_masks_of_dynamic_sizes_are_written_and_filled_without_a_trace() -> None
     x = torch.ones(2, 12, 10)
     dims = ({1: Dim("h", min=8, max=50), 2: Dim("w", min=8, max=50)},)
     program = torch.export.export(Of(regions), (x,), dynamic_shapes=(dims,))
-    functional = functionalize(program)
+    traced = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Templates, "_trace", lambda *call: traced.append(call))
+        functional = functionalize(program)
+    assert not traced
     assert explain(functional).traces == 1, "lift_fresh_copy, of a static number"
     found = decompose(functional)
     assert not differences(found, functional.run_decompositions())
     torch.testing.assert_close(found.module()(x[:, 3:]), regions(x[:, 3:]))
-    traced = []
+
+
+def test_later_lowerings_of_a_program_share_traces_of_dynamic_sizes() -> None:
+    program = _programs()["attending"]()
+    trace, count = Templates._trace, 0
+
+    def counting(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        return trace(*args)
+
+    def traces(program: ExportedProgram) -> int:
+        before = count
+        decompose_graph(program, Rules.of(None))
+        return count - before
+
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Templates, "_trace", lambda *call: traced.append(call))
-        functionalize(program)
-    assert not traced
+        patched.setattr(Templates, "_trace", counting)
+        first = traces(program)
+        assert first
+        assert not traces(program)
+        ranges = dict.fromkeys(program.range_constraints, ValueRanges(2, 8))
+        assert traces(with_parts(program, range_constraints=ranges)) == first, "rules read ranges"

@@ -162,7 +162,9 @@ def _decompose(
     program, memory = _prepare(exported_program)
 
     def call_by_call() -> Parts | ExportedProgram:
-        templates = _templates(program, rules, cache)
+        # Rules of ``decompose`` may have state.
+        ranges = program.range_constraints if as_parts or only_writes else None
+        templates = _templates(program, rules, cache, ranges)
         parts = _trace(program, memory, templates, only_writes=only_writes)
         return parts if as_parts else assemble(program, parts, _without_signatures(program))
 
@@ -240,10 +242,10 @@ def _calls_on_unwritten_memory(
 
 
 def _templates(
-    program: ExportedProgram, rules: Rules, cache: DecompositionCache | None
+    program: ExportedProgram, rules: Rules, cache: DecompositionCache | None, ranges: Any = None
 ) -> Templates:
     mode = fake_mode_of(program.graph_module)
-    return Templates(rules, mode, DecompositionCache() if cache is None else cache)
+    return Templates(rules, mode, DecompositionCache() if cache is None else cache, ranges)
 
 
 def _trace(

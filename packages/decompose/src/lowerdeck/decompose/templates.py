@@ -59,6 +59,8 @@ class Templates:
 
     Args:
         mode: Fake mode of trace inputs.
+        ranges: The program's ``range_constraints``, which rules may read. None if templates with
+            symbols are not shared with other lowerings of the program.
 
     Attributes:
         traces: Number of traced calls so far.
@@ -66,7 +68,9 @@ class Templates:
         writes: Whether the program mutates memory, so that views need inverses.
     """
 
-    def __init__(self, rules: Rules, mode: FakeTensorMode, cache: DecompositionCache) -> None:
+    def __init__(
+        self, rules: Rules, mode: FakeTensorMode, cache: DecompositionCache, ranges: Any = None
+    ) -> None:
         self.rules = rules
         self.traces: int = 0
         self.reused: int = 0
@@ -74,12 +78,19 @@ class Templates:
         self.writes: bool = False
         self._shared = cache
         self._context: Any = None
+        self._ranges = ranges
         self._own: dict[Any, Template] = {}
+        self._dynamic: dict[Any, Template] = {}
         self._settings = ExitStack()
 
     def __enter__(self) -> Templates:
         """Apply torch settings for tracing; return self."""
         self._context = context(self.rules, self.writes)
+        if self._ranges:
+            key = (self._context, frozenset(self._ranges.items()))
+            # Their symbols refer to the mode, so that a weak dictionary would keep both.
+            of_mode = vars(self.mode).setdefault("_lowerdeck_templates", {})
+            self._dynamic = of_mode.setdefault(key, {})
         self._settings.enter_context(tracing_settings())
         return self
 
@@ -112,8 +123,7 @@ class Templates:
         )
 
     def _look_up(self, call: Call) -> Template | None:
-        # Templates with symbols are only in the program's own dict.
-        template = self._own.get(call.key)
+        template = self._own.get(call.key) or self._dynamic.get(call.key)
         if template is None and call.is_static:
             template = self._shared.get((call.key, self._context))
             if template is not None:
@@ -129,9 +139,10 @@ class Templates:
 
     def _keep(self, call: Call, template: Template) -> Template:
         self._own[call.key] = template
-        # Symbols belong to one program's ShapeEnv.
         if call.is_static and template.is_static:
             self._shared.put((call.key, self._context), template)
+        else:
+            self._dynamic[call.key] = template
         return template
 
     def _trace(self, call: Call, contexts: Contexts, source: Node | None) -> Template:

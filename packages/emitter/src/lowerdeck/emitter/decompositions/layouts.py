@@ -7,7 +7,7 @@ torch's strides may fail for others.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from lowerdeck.emitter._torch_private import current_result, is_known, untraced
 
 
+@cache
 def keeping_layouts(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``rule`` with results in the memory layout of the traced node's results.
 

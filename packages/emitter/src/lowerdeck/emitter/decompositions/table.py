@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -271,6 +272,7 @@ def has_complex_numbers(exported: ExportedProgram) -> bool:
     )
 
 
+@cache
 def _first_of(rule: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
     """Return a rule that tries two rules in turn."""
 
