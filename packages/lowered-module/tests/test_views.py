@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim
+from torch.fx import Graph
 
+from lowerdeck.lowered_module import to_backend
 from lowerdeck.lowered_module.program.equal_calls import with_merged_calls
 from lowerdeck.lowered_module.program.late_views import with_late_views
+from lowerdeck.lowered_module.program.plain_sizes import _rewritten_size
+from lowerdeck.lowered_module.testing import TaggingPartitioner
+from lowerdeck.torch_base import copy_graph
 from lowerdeck_zoo import Of, exported
 
 MOVED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -111,3 +116,31 @@ def test_permutations_cancel_out(function: Callable[[Tensor], Tensor], left: int
     assert sum("permute" in name or "transpose" in name for name in nodes) == left
     x = torch.randn(3, 5, 4, 5, 6)
     torch.testing.assert_close(merged.module()(x), function(x))
+
+
+def test_rewrites_of_dynamic_sizes_share_copies_and_rewritten_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a Swin, which pads an image to whole windows."""
+
+    def windows(x: Tensor) -> Tensor:
+        padded = nn.functional.pad(x, (0, 0, 0, (4 - x.shape[1] % 4) % 4))
+        split = padded.view(x.shape[0], padded.shape[1] // 4, 4, 8)
+        return split.relu() + torch.arange(4)[:, None]
+
+    dims = (({0: Dim.AUTO, 1: Dim.AUTO},),)
+    program = exported(Of(windows), torch.randn(3, 10, 8), dynamic_shapes=dims)
+    copies = 0
+
+    def counting(graph: Graph) -> Any:
+        nonlocal copies
+        copies += 1
+        return copy_graph(graph)
+
+    monkeypatch.setattr("lowerdeck.torch_base.graphs.copy_graph", counting)
+    partitioner = TaggingPartitioner(lambda node: "a" if "relu" in node.name else None)
+    to_backend(program, partitioner)
+    assert copies <= 5, copies
+    misses = _rewritten_size.cache_info().misses
+    to_backend(program, partitioner)
+    assert misses == _rewritten_size.cache_info().misses > 0

@@ -43,9 +43,9 @@ from lowerdeck.lowered_module.program.edge_form import (
     leave_edge_form,
     without_edge_operators,
 )
-from lowerdeck.lowered_module.program.equal_calls import with_merged_calls
+from lowerdeck.lowered_module.program.equal_calls import merge_calls, with_merged_calls
 from lowerdeck.lowered_module.program.functional import functional, mark_shared, used_memory
-from lowerdeck.lowered_module.program.late_views import with_late_views
+from lowerdeck.lowered_module.program.late_views import merge_late
 from lowerdeck.lowered_module.program.masks import with_short_masks
 from lowerdeck.lowered_module.program.plain_sizes import with_plain_sizes
 from lowerdeck.lowered_module.program.position_tables import with_position_tables
@@ -312,7 +312,8 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
     if changed is not None:
         raise SignatureError(f"{changed}: re-export the module, or restore its constant")
     # Mode regions split partitions; remove those without an effect.
-    program = with_plain_sizes(repair_program(program))
+    repaired = repair_program(program)
+    program = with_plain_sizes(repaired, in_place=repaired is not program)
     return functional(remove_noop_mode_regions(program))
 
 
@@ -327,7 +328,7 @@ def _regrouped(values: ExportedProgram, changed: MemoryMap | None = None) -> Exp
         # All sizes are static.
         return with_short_masks(values)
     values = with_position_tables(with_merged_calls(values), changed)
-    return with_late_views(with_merged_calls(with_short_masks(values)))
+    return with_short_masks(values, merge_calls, merge_late)
 
 
 def _partitioned(

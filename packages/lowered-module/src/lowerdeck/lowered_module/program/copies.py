@@ -76,14 +76,18 @@ def shared_copy(program: ExportedProgram, **parts: Any) -> ExportedProgram:
     return with_parts(program, **(own | parts))
 
 
-def rewritten(program: ExportedProgram, rewrite: Callable[[Graph], bool]) -> ExportedProgram:
+def rewritten(
+    program: ExportedProgram, *rewrites: Callable[[Graph], bool], in_place: bool = False
+) -> ExportedProgram:
     """Return a program whose outermost graph was rewritten, or ``program`` if nothing changed.
 
     Args:
-        rewrite: Rewrites a copy of the graph in place; returns whether anything changed.
+        *rewrites: Each rewrites a graph in place, in turn; returns whether anything changed.
+        in_place: Whether to rewrite the program's graph instead of a copy.
     """
-    copied = copy_graph_module(program.graph_module)
-    if not rewrite(copied.graph):
+    copied = program.graph_module if in_place else copy_graph_module(program.graph_module)
+    changes = [rewrite(copied.graph) for rewrite in rewrites]
+    if not any(changes):
         return program
     copied.recompile()
     signature = renamed_outputs(program.graph_signature, copied.graph)

@@ -26,11 +26,14 @@ def with_merged_calls(program: ExportedProgram) -> ExportedProgram:
     Args:
         program: A functional program; not changed, and returned itself if no calls are equal.
     """
+    return rewritten(program, merge_calls)
+
+
+def merge_calls(graph: Graph) -> bool:
+    """Merge equal calls of a graph in place; return whether anything changed."""
     # A custom operator may write between two equal reads.
-    return program if writes_in_place(program.graph_module) else rewritten(program, _merge)
-
-
-def _merge(graph: Graph) -> bool:
+    if graph.owning_module is None or writes_in_place(graph.owning_module):
+        return False
     earlier: dict[Any, Node] = {}
     changed = False
     skipped: dict[Node, None] = {}

@@ -72,8 +72,12 @@ def with_late_views(program: ExportedProgram) -> ExportedProgram:
     Args:
         program: A functional program; not changed, and returned itself if it merges none.
     """
-    may_change = any(map(_may_change, program.graph.nodes))
-    return rewritten(program, lambda graph: _Pass(graph).run()) if may_change else program
+    return rewritten(program, merge_late)
+
+
+def merge_late(graph: Graph) -> bool:
+    """Merge dynamic sizes of a graph late, in place; return whether anything changed."""
+    return any(map(_may_change, graph.nodes)) and _Pass(graph).run()
 
 
 def _may_change(node: Node) -> bool:

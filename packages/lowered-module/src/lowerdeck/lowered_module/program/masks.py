@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -81,7 +81,7 @@ _LOWEST = -1e30
 """A score plus a smaller number is masked."""
 
 
-def with_short_masks(program: ExportedProgram) -> ExportedProgram:
+def with_short_masks(program: ExportedProgram, *later: Callable[[Graph], bool]) -> ExportedProgram:
     """Return a program whose attention masks have no repeated rows.
 
     A gather at all positions becomes a view; operands that are True everywhere, and expansions,
@@ -89,14 +89,14 @@ def with_short_masks(program: ExportedProgram) -> ExportedProgram:
 
     Args:
         program: A functional program; not changed, and returned itself if it has no such mask.
+        *later: Rewrites of the graph without such masks, in the same copy.
 
     Source: ``transformers.masking_utils`` of transformers 5.24.
     """
     has_positions = any(node.target in ARANGE for node in program.graph.nodes)
     if not has_positions:
-        return program
-    names = _finite_tables(program)
-    return rewritten(program, lambda graph: _shorten(graph, names))
+        return rewritten(program, *later) if later else program
+    return rewritten(program, partial(_shorten, finite=_finite_tables(program)), *later)
 
 
 def _finite_tables(program: ExportedProgram) -> set[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -22,14 +22,15 @@ from lowerdeck.lowered_module.program.graphs import replace_input
 from lowerdeck.torch_base import expression_of, hint_of, new_fake, pytree, varies
 
 
-def with_plain_sizes(program: ExportedProgram) -> ExportedProgram:
+def with_plain_sizes(program: ExportedProgram, *, in_place: bool = False) -> ExportedProgram:
     """Return a program whose padded sizes are products, with dependent sizes updated.
 
     Args:
-        program: Any program; not changed, and returned itself if it has no such padding.
+        program: Any program; returned itself if it has no such padding.
+        in_place: Whether to change the graph of the program instead of a copy.
     """
     pads = any(_padding_of(node) for node in program.graph.nodes)
-    return rewritten(program, _rewrite) if pads else program
+    return rewritten(program, _rewrite, in_place=in_place) if pads else program
 
 
 def _padding_of(node: Node) -> tuple[Node, int] | None:
@@ -70,37 +71,40 @@ def _rewrite(graph: Graph) -> bool:
         node.replace_all_uses_with(product)
         graph.erase_node(node)
 
-    @cache
-    def rewritten_size(expression: Any) -> Any:
-        result = expression.xreplace(replaced)
-        return result if result == expression else rewritten_size(result)
-
-    @cache
-    def plain_size(expression: Any, hint: Any, environment: Any) -> Any:
-        size = rewritten_size(expression)
-        if size == expression:
-            return None
-        return int(size) if size.is_number else environment.create_symintnode(size, hint=hint)
+    paddings = frozenset(replaced.items())
+    sizes: dict[Any, Any] = {}
 
     def plain(number: Any) -> Any:
         if not isinstance(number, torch.SymInt):
             return number
-        size = plain_size(expression_of(number), hint_of(number), number.node.shape_env)
-        return number if size is None else size
+        expression = expression_of(number)
+        if expression not in sizes:
+            size = _rewritten_size(expression, paddings)
+            create = number.node.shape_env.create_symintnode
+            new = int(size) if size.is_number else create(size, hint=hint_of(number))
+            sizes[expression] = None if size == expression else new
+        return number if sizes[expression] is None else sizes[expression]
 
     for node in list(graph.nodes):
         before = node.meta.get("val")
         if before is None:
             continue
-        value = node.meta["val"] = pytree.tree_map(
-            lambda tensor: _with_sizes(tensor, plain), before
-        )
+        convert = partial(_with_sizes, plain=plain)
+        # ``tree_map`` leaves cyclic garbage at each call.
+        is_tree = isinstance(before, (tuple, list))
+        value = node.meta["val"] = pytree.tree_map(convert, before) if is_tree else convert(before)
         if isinstance(before, torch.SymInt) and node.op != "placeholder" and type(value) is int:
             # The size simplified to a number.
             for user in list(node.users):
                 replace_input(user, node, value)
             graph.erase_node(node)
     return True
+
+
+@lru_cache(2**14)
+def _rewritten_size(expression: Any, paddings: frozenset[tuple[Any, Any]]) -> Any:
+    result = expression.xreplace(dict(paddings))
+    return result if result == expression else _rewritten_size(result, paddings)
 
 
 def number_of(size: Any) -> Any:
