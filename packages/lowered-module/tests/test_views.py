@@ -12,8 +12,9 @@ from torch.export import Dim
 from torch.fx import Graph
 
 from lowerdeck.lowered_module import to_backend
-from lowerdeck.lowered_module.program.equal_calls import with_merged_calls
-from lowerdeck.lowered_module.program.late_views import with_late_views
+from lowerdeck.lowered_module.program.copies import rewritten
+from lowerdeck.lowered_module.program.equal_calls import merge_calls
+from lowerdeck.lowered_module.program.late_views import merge_late
 from lowerdeck.lowered_module.program.plain_sizes import _rewritten_size
 from lowerdeck.lowered_module.testing import TaggingPartitioner
 from lowerdeck.torch_base import copy_graph
@@ -48,7 +49,7 @@ def test_a_view_that_is_undone_moves_behind_what_broadcasts(name: str, is_known:
 
     dims = (({0: Dim.AUTO}, {0: Dim.AUTO}, {1: Dim.AUTO}),)
     program = exported(Of(split), *inputs(2, 3), dynamic_shapes=dims).run_decompositions({})
-    late = with_late_views(program)
+    late = rewritten(program, merge_late)
     views = late.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default)
     assert all(len(view.meta["val"].shape) < 5 for view in views) is (name in MOVED and is_known)
     for sizes in ((2, 3), (5, 4), (2, 7)):
@@ -89,7 +90,7 @@ def test_what_does_not_fit_a_split_stays(function: Callable[[Tensor, Tensor], Te
     dims = ((sizes, sizes),)
     x, y = torch.randn(3, 4, 2, 4, 8), torch.randn(3, 4, 2, 4, 8)
     program = exported(Of(function), x, y, dynamic_shapes=dims).run_decompositions({})
-    late = with_late_views(program)
+    late = rewritten(program, merge_late)
     torch.testing.assert_close(late.module()(x, y), function(x, y))
     for view in late.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         assert view.meta["val"].dtype == view.args[0].meta["val"].dtype
@@ -111,7 +112,7 @@ def test_permutations_cancel_out(function: Callable[[Tensor], Tensor], left: int
     x = torch.randn(2, 3, 4, 5, 6)
     dims = (({0: Dim.AUTO, 1: Dim.AUTO},),)
     program = exported(Of(function), x, dynamic_shapes=dims).run_decompositions({})
-    merged = with_merged_calls(program)
+    merged = rewritten(program, merge_calls)
     nodes = [str(node.target) for node in merged.graph.nodes]
     assert sum("permute" in name or "transpose" in name for name in nodes) == left
     x = torch.randn(3, 5, 4, 5, 6)

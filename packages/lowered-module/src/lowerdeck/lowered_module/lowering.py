@@ -36,14 +36,14 @@ from lowerdeck.lowered_module.partition.edits import first_edit
 from lowerdeck.lowered_module.partition.splice import splice_delegates
 from lowerdeck.lowered_module.preprocess.cache import ResultCache
 from lowerdeck.lowered_module.preprocess.preprocess import make_delegate, preprocess_partitions
-from lowerdeck.lowered_module.program.copies import partitioner_copy, shared_copy
+from lowerdeck.lowered_module.program.copies import partitioner_copy, rewritten, shared_copy
 from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
 from lowerdeck.lowered_module.program.edge_form import (
     edge_form,
     leave_edge_form,
     without_edge_operators,
 )
-from lowerdeck.lowered_module.program.equal_calls import merge_calls, with_merged_calls
+from lowerdeck.lowered_module.program.equal_calls import merge_calls
 from lowerdeck.lowered_module.program.functional import functional, mark_shared, used_memory
 from lowerdeck.lowered_module.program.late_views import merge_late
 from lowerdeck.lowered_module.program.masks import with_short_masks
@@ -327,7 +327,7 @@ def _regrouped(values: ExportedProgram, changed: MemoryMap | None = None) -> Exp
     if not values.range_constraints:
         # All sizes are static.
         return with_short_masks(values)
-    values = with_position_tables(with_merged_calls(values), changed)
+    values = with_position_tables(rewritten(values, merge_calls), changed)
     return with_short_masks(values, merge_calls, merge_late)
 
 

@@ -9,24 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from lowerdeck.lowered_module.program.copies import rewritten
 from lowerdeck.lowered_module.program.view_factors import merged_dims, shape_of
 from lowerdeck.lowered_module.program.view_rules import MOVES, order_of
 from lowerdeck.torch_base import OpOverload, new_fake, schema_of, writes_in_place
 
 _aten = torch.ops.aten
-
-
-def with_merged_calls(program: ExportedProgram) -> ExportedProgram:
-    """Return a program with equal calls merged.
-
-    Args:
-        program: A functional program; not changed, and returned itself if no calls are equal.
-    """
-    return rewritten(program, merge_calls)
 
 
 def merge_calls(graph: Graph) -> bool:

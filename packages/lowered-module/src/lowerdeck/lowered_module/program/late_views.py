@@ -18,10 +18,8 @@ from itertools import combinations
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
-from lowerdeck.lowered_module.program.copies import rewritten
 from lowerdeck.lowered_module.program.masks import decompose_attention
 from lowerdeck.lowered_module.program.plain_sizes import number_of
 from lowerdeck.lowered_module.program.view_factors import (
@@ -66,17 +64,8 @@ _CONV2D_OF: Mapping[Any, Any] = {
 _RESIZES = frozenset({_aten.upsample_bilinear2d.vec, _aten.upsample_nearest2d.vec})
 
 
-def with_late_views(program: ExportedProgram) -> ExportedProgram:
-    """Return a program that merges dynamic sizes late, if that removes views.
-
-    Args:
-        program: A functional program; not changed, and returned itself if it merges none.
-    """
-    return rewritten(program, merge_late)
-
-
 def merge_late(graph: Graph) -> bool:
-    """Merge dynamic sizes of a graph late, in place; return whether anything changed."""
+    """Merge dynamic sizes late, in place, if that removes views; return whether it changed any."""
     return any(map(_may_change, graph.nodes)) and _Pass(graph).run()
 
 
