@@ -53,6 +53,7 @@ MANY = torch.zeros(65, dtype=torch.int64)
         (lambda x: torch.cumsum(x, 0), "no such operator"),
         (lambda x: x.masked_fill(x > 0, -1.0), "no select op"),
         (lambda x: torch.where(x > 0, x, x + 1), "no select op"),
+        (lambda x: torch.where(x[:1] > 0, x[:1], torch.full((2, 3, 4, 5), -1e9)), "no select op"),
         (lambda x: F.avg_pool3d(x[None], 2), "no such operator"),
         (lambda x: F.adaptive_avg_pool3d(x[None], 2), "not the whole volume"),
         (lambda x: F.max_pool3d(x[None], (2, 1, 1), (2, 1, 3)), "windows of one element"),

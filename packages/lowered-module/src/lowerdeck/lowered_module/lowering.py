@@ -142,8 +142,8 @@ def to_backend(
             workers must be able to import the backends.
         cache: Directory or ``fsspec`` URL of a cache of compiled partitions, by content (graph,
             weights, specs, backend version). Concurrent lowerings may share it.
-        progress: Called with the number of compiled partitions, the number of all, and the label
-            of the last; if None, a progress bar is shown on a terminal.
+        progress: Called with the number of compiled partitions, the total number, and the label of
+            the last compiled one. If None, a progress bar is shown on a terminal for two or more.
 
     Returns:
         A ``LoweredBackendModule``, a program, or a program for each method.

@@ -99,8 +99,9 @@ class Template(NamedTuple):
 
         Args:
             recording: The recording, whose nodes are moved to the template.
-            undecomposed: The call recorded without rules, to find the views of results, because
-                the inverses of a view and its decomposition differ. None if no result is a view.
+            undecomposed: The same call recorded without rules. The views from an input to a result
+                are read from it, because the inverse of a view differs from the inverse of its
+                decomposition. None if no result is a view.
 
         Raises:
             WholeProgramError: A copy could not reproduce the effects of the call.

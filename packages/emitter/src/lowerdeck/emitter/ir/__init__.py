@@ -1,1 +1,1 @@
-"""The functional IR: values, operations and their kernels."""
+"""The functional IR and the linear IR of a method, and the kernels that they call."""

@@ -182,7 +182,7 @@ def _like_input(call: Call) -> _Empty:
 
 
 def _concatenation(call: Call) -> _Empty:
-    """Set the shape of the result: the kernel miscounts empty tensors."""
+    """Set the shape of the result: the kernel leaves empty tensors out of the size of ``dim``."""
     pieces, dim = call.args
     # ``cat`` ignores tensors of shape (0,).
     whole = [piece for piece in pieces if piece.rank != 1 or piece.sizes != (0,)] or pieces

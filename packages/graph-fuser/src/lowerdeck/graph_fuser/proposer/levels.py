@@ -10,9 +10,9 @@ an unwanted item goes on at k + 1 or above; one that leaves it straight into ano
 too, as the wanted items of level k are all in it. So no path comes back.
 
 *Fewest.* An item of level k ends a path on which a wanted item is followed by an unwanted one and
-later by a wanted one k times. The k + 1 wanted items so separated need k + 1 different partitions:
-were two in one, the path between them would leave it and come back. Level k therefore needs k + 1
-partitions, and has them.
+later by a wanted one k times. These k + 1 wanted items need k + 1 different partitions: if two
+were in one partition, the path between them would leave it and return. Level k therefore needs k +
+1 partitions, and has them.
 
 Many items may be on several levels without breaking either argument. ``spread`` moves each to the
 level with the fewest values crossing partition boundaries.

@@ -1,4 +1,4 @@
-"""Propose few, provably acyclic partitions in linear time."""
+"""Propose few, provably acyclic partitions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def propose_partitions(
     leaves supported nodes for unsupported ones and returns. Nodes of one level form a
     convex partition, and the number of partitions is minimal (proof in ``levels``). Nodes that fit
     several levels go to the one with the fewest boundary values. Time and memory are linear in
-    nodes and edges. ``fuse_partitions`` accepts every proposal.
+    nodes and edges; groups on cycles add a factor of at most log(groups) to the time.
+    ``fuse_partitions`` accepts every proposal.
 
     Args:
         gm: The graph module; not changed.

@@ -57,7 +57,7 @@ def json_for_page(data: Any) -> str:
         ASCII text without ``<``, ``>`` and ``&``, which cannot end the element or begin another.
 
     Raises:
-        ValueError: A number is infinite or not a number; such values must be passed as text.
+        ValueError: A number is infinite or NaN; such values must be passed as text.
     """
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.translate(_ESCAPES)

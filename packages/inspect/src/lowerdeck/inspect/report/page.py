@@ -54,7 +54,7 @@ def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "")
         script of the page, by hash.
 
     Raises:
-        ValueError: ``data`` holds a number that is infinite or not a number.
+        ValueError: ``data`` contains an infinite number or NaN.
 
     Example:
         >>> from lowerdeck.inspect import html_page

@@ -94,8 +94,8 @@ def tag_constant_data(edge_program: ExportedProgram) -> None:
     """Tag each parameter, buffer and lifted constant that tagged nodes read, in place.
 
     Call it after tagging the nodes. Buffers that the program mutates are skipped (see
-    ``tag_mutated_buffer``). Data read by several partitions gets the smallest of their tags, and
-    is owned by all of them. Unread data gets the tag of the first partition.
+    ``tag_mutated_buffer``). Data read by several partitions gets the first of their tags in
+    string order, and is owned by all of them. Unread data gets the tag of the first partition.
 
     Args:
         edge_program: The program that a partitioner is tagging.

@@ -197,7 +197,7 @@ def _summands(node: Node, mask: Any, facts: Mapping[Any, Any]) -> list[Node]:
 
 
 def _number(value: Any) -> Any:
-    """Return the finite number of an argument, or None."""
+    """Return an argument as a number, or None if it is not a finite number."""
     if isinstance(value, Node) and value.target is _aten.scalar_tensor.default:
         value = value.args[0]
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None
@@ -312,7 +312,7 @@ def _joined(parts: Sequence[Any], axis: int, facts: Mapping[Any, Any]) -> Line |
 
 
 def range_of(node: Node) -> Line | None:
-    """Return the numbers of an ``arange`` of integers."""
+    """Return the ``Line`` of an ``arange`` with constant integers, or None."""
     args = arguments_of(node)
     first, step = args.get("start", 0), args.get("step", 1)
     is_plain = type(first) is type(step) is int and not isinstance(args["end"], float)

@@ -215,7 +215,7 @@ class PteFile(Closing):
 
     @property
     def plan_tables(self) -> tuple[PlanTable, ...]:
-        """Return the positions of the parts of every method."""
+        """Return the name of each method, and the positions of its table and vectors."""
         return self.decoder.plans
 
     @property

@@ -234,7 +234,7 @@ class _Writer(Names):
             self.line(line)
 
     def _last_uses(self, nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-        """Return the values whose last use is each node."""
+        """Return, for each node, the values whose last use it is."""
         seen: set[Node] = set()
         dead: dict[Node, list[Node]] = {}
         for node in reversed(nodes):

@@ -67,7 +67,7 @@ class Mutations:
     inplace: bool = True
 
     def keep_functional(self) -> None:
-        """Return all new values as outputs; the root's code writes them at its end."""
+        """Make all new values outputs; the code of the root module writes them at its end."""
         self.inplace = False
         self.after.clear()
 

@@ -137,7 +137,7 @@ class Emission(Values):
         layout: Layout,
         encoding: XnnEncoding = FLOAT,
     ) -> Tracked:
-        """Return an argument of the delegate call as a tensor in the call's layout."""
+        """Add the argument of the delegate call at ``position`` as an input, in ``layout``."""
         dims = tuple(upper_bound(size, self._ranges) for size in layout.arrange(shape))
         value = self._append(dims, encoding)
         value.external_id, value.flags = position, XnnValue.INPUT

@@ -173,23 +173,20 @@ def _fill_of(call: Call) -> tuple[str, str] | None:
 def _is_low(call: Call, name: str, scores: str) -> bool:
     """Return whether an argument is a low number that scores, not constants, are filled with."""
     value = call.args[name]
-    if isinstance(value, Node) and value.target in _SCALARS and call.is_constant(name):
+    is_scalar = isinstance(value, Node) and value.target in _SCALARS and not call.rank(name)
+    if is_scalar and call.is_constant(name):
         value = value.args[value.target is _aten.full.default]
     is_low = isinstance(value, (int, float)) and value <= _MASKING
     return is_low and isinstance(call.args[scores], Node) and not call.is_constant(scores)
 
 
 def _emit_fill(emission: Emission, call: Call) -> None:
-    """Limit the scores from above and from below: by the number, or by infinity elsewhere.
-
-    The scores may be infinite. One of -inf stays -inf where the number is the lowest finite one.
-    """
+    """Limit the scores, which may be infinite, by the number, and by infinities elsewhere."""
     names = _fill_of(call)
     assert names is not None
     number, scores = (call.args[name] for name in names)
     mask = call.args.get("mask", call.args.get("condition"))
-    is_node = isinstance(number, Node)
-    low = float(emission.constant(number).flatten()[0] if is_node else number)
+    low = float(emission.constant(number) if isinstance(number, Node) else number)
     inverted = names[0] == "other"
     bounds = emission.of(mask).derived
     # The layers of a model share one mask.
@@ -198,19 +195,16 @@ def _emit_fill(emission: Emission, call: Call) -> None:
         bounds[key] = _bounds(emission, mask, low, inverted=inverted)
     upper, lower = bounds[key]
     result = emission.binary(XnnOperator.MINIMUM, emission.of(scores), upper)
-    if low > -_LARGEST:
+    if low > -math.inf:
         result = emission.binary(XnnOperator.MAXIMUM, result, lower)
     emission.define(call.node, result)
 
 
-def _bounds(
-    emission: Emission, mask: Node, low: float, *, inverted: bool
-) -> tuple[Tracked, Tracked]:
+def _bounds(emission: Emission, mask: Node, low: float, *, inverted: bool) -> tuple[Tracked, ...]:
     """Return the upper and the lower bound of scores, of the sizes of their mask."""
     tracked = emission.of(mask)
     if tracked.is_constant:
-        bound = torch.where(emission.constant(mask) != inverted, -math.inf, math.inf)
-        return Tracked.of(bound.clamp(min=low)), Tracked.of((-bound).clamp(max=low))
+        tracked = Tracked.of(emission.constant(mask).float())
     operands = (tracked, 0.5) if inverted else (0.5, tracked)
     sign = emission.binary(XnnOperator.SUBTRACT, *operands)
     return (

@@ -60,8 +60,9 @@ def _is_subtracted(mean: Node, source: Node) -> bool:
 def _refined_mean(emission: Emission, tracked: Tracked, call: Call) -> Tracked:
     """Return the mean, plus the mean of the residuals.
 
-    This corrects the rounding error, so that the mean of equal numbers is exact. The mean is
-    rounded to 12 bits (Veltkamp splitting), so that for equal inputs the residuals are exact.
+    This corrects the rounding error, so that the mean of equal numbers is exact. The first mean is
+    rounded to 12 significant bits (Veltkamp splitting), so that residuals of equal numbers are
+    exact.
     """
     axes = _axes(call)
     mean = mean_over(emission, tracked, axes, keep=True, in_parts=True)
