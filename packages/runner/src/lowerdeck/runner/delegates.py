@@ -213,8 +213,8 @@ class DelegateStep:
     """Delegate call bound to its values.
 
     Args:
-        inputs: Value indices.
-        outputs: Value indices.
+        inputs: Indices of the input values.
+        outputs: Indices of the output values.
 
     Raises:
         ProgramError: An output is not a tensor, or is a constant.

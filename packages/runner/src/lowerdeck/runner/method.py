@@ -38,7 +38,7 @@ class LoadedMethod:
     Use one :meth:`LoadedProgram.clone` per thread.
 
     Args:
-        memory: See :func:`lowerdeck.runner.load`.
+        memory: As in the argument of :func:`lowerdeck.runner.load`.
         debug: Debug maps of instructions.
         custom_kernels: Full names of additionally allowed operators.
         lock: Lock of the memory shared with other methods.

@@ -44,7 +44,7 @@ class LoadedProgram:
     Args:
         external: Tensors of the ``.ptd`` by name.
         backends: Runtimes by backend id; they take precedence over installed ones.
-        memory: See :func:`lowerdeck.runner.load`.
+        memory: As in the argument of :func:`lowerdeck.runner.load`.
         debug: Debug maps of instructions.
         custom_kernels: Full names of additionally allowed operators.
 

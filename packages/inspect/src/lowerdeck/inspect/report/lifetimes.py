@@ -26,7 +26,7 @@ class LiveRange(NamedTuple):
 
     Attributes:
         value: Index of the tensor among the values of the method.
-        memory_id: The planned memory.
+        memory_id: Number of the planned memory.
         offset: Offset of the tensor in that memory, in bytes.
         nbytes: Size in bytes; for a dynamic shape its upper bound.
         start: Index of the first instruction that uses the tensor, or that wrote the bytes of a

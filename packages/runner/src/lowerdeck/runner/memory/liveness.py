@@ -100,8 +100,8 @@ def analyse(
     previous call.
 
     Args:
-        inputs: Value indices.
-        outputs: Value indices.
+        inputs: Indices of the input values.
+        outputs: Indices of the output values.
         state: Value indices of state declared by the file.
     """
     kept = groups.bits(state)

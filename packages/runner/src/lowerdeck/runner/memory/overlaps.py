@@ -44,8 +44,8 @@ class MemoryPlan:
     Args:
         specs: Specs of tensor values, None for others.
         moves: Pairs of registers (from, to) that share memory.
-        inputs: Value indices.
-        outputs: Value indices.
+        inputs: Indices of the input values.
+        outputs: Indices of the output values.
 
     Attributes:
         ranges: Byte range of each planned value.
