@@ -93,6 +93,11 @@ REALS: dict[str, Function] = {
         F.interpolate(x, size=31, mode="linear"),
     ),
     "distances": lambda x: (F.pairwise_distance(x[0], x[1]), F.cosine_similarity(x[0], x[1], -1)),
+    "sum with a factor": lambda x: (
+        torch.add(x[0, 0, :1], x[0], alpha=3),
+        torch.add(x[0, 0, 0], x[0], alpha=0.5),
+        torch.narrow_copy(x, -1, 2, 2),
+    ),
     "remainder": lambda x: (torch.remainder(-x, x.flip(0) + 1), -x % 1.5),
     "matrix of distances": lambda x: (torch.cdist(x, x.flip(0)), F.pdist(x[0])),
 }

@@ -74,7 +74,7 @@ def register() -> None:
     define("llama", "custom_sdpa", _ARGUMENTS, _eager)
     define("llama", "update_cache", _CACHE_ARGUMENTS, _write)
     AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
 
 
 def _attention(
@@ -103,10 +103,6 @@ def _attention(
         query.transpose(1, 2), key, value, start_position, None, 0.0, True, scaling
     )
     return attended, None
-
-
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
 
 
 def _write(value: torch.Tensor, cache: torch.Tensor, start_pos: int) -> torch.Tensor:

@@ -212,6 +212,8 @@ def histogram(
 QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.prims.copy_strided.default: copy_strided,
     _ATEN.as_strided.default: as_strided,
+    # The kernel aborts on a negative dimension.
+    _ATEN.narrow_copy.default: lambda self, *args: torch.narrow(self, *args).clone(),
     _ATEN.remainder.Tensor: remainder,
     _ATEN.remainder.Scalar: remainder_scalar,
     _ATEN._log_softmax.default: log_softmax,

@@ -150,15 +150,24 @@ def _sum_after_product(call: Call, before: list[Operation]) -> list[Operation] |
     out: Any = call.outs[0]
     if out.dtype not in (torch.float16, torch.bfloat16):
         return None
-    product = out.like(f"{out.name}.product")
+    product: Any = out.like(f"{out.name}.product")
     if beta != 1:
         scaled = bias.like(f"{bias.name}.scaled")
         before.append(Call(_ATEN.mul.Scalar, [bias, beta], [scaled], None))
         bias = scaled
-    return [
-        Call(_ATEN.mm.default, [left, right], [product], None),
-        Call(_ATEN.add.Tensor, [bias, product, alpha], [out], call.origin),
-    ]
+    before.append(Call(_ATEN.mm.default, [left, right], [product], None))
+    total = Call(_ATEN.add.Tensor, [bias, product, alpha], [out], call.origin)
+    return _scaled_before_sum(total, before) or [total]
+
+
+def _scaled_before_sum(call: Call, before: list[Operation]) -> list[Operation] | None:
+    """Multiply by alpha first: the kernel scales a first operand of one element instead."""
+    first, other, alpha = call.args
+    if alpha == 1 or any(size != 1 for size in first.shape if isinstance(size, int)):
+        return None
+    scaled = other.like(f"{other.name}.scaled")
+    before.append(Call(_ATEN.mul.Scalar, [other, alpha], [scaled], None))
+    return [Call(_ATEN.add.Tensor, [first, scaled, 1], call.outs, call.origin)]
 
 
 def _roll(
@@ -199,6 +208,7 @@ _RULES: dict[Any, Rule] = {
     _ATEN.scatter_add.default: _int64_index(2),
     _ATEN.index.Tensor: _int64_index(1),
     _ATEN.index_put.default: _int64_index(1),
+    _ATEN.add.Tensor: _scaled_before_sum,
     _ATEN.add.Scalar: _cast_before_scalar,
     _ATEN.sub.Scalar: _cast_before_scalar,
     _ATEN.rsub.Scalar: _cast_before_scalar,

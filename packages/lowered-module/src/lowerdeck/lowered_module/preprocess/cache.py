@@ -119,7 +119,8 @@ def content_key(
     """
     version = str(getattr(backend, "version", ""))
     words = (torch.__version__, backend_id, backend.__module__, backend.__qualname__, version)
-    digest = hashlib.sha256(repr((FORMAT, words, _specs(compile_specs))).encode())
+    specs = [(spec.key, bytes(spec.value)) for spec in compile_specs]
+    digest = hashlib.sha256(repr((FORMAT, words, specs)).encode())
     try:
         for part in _contents(program):
             view = memoryview(part.encode() if isinstance(part, str) else part).cast("B")
@@ -177,10 +178,6 @@ def _described(value: object) -> str:
         return f"{type(value).__name__} {value}"
     strides = value.stride() if value.layout is torch.strided else value.layout
     return f"{value.dtype} {tuple(value.shape)} {strides} {value.device}"
-
-
-def _specs(compile_specs: Iterable[Any]) -> list[tuple[str, bytes]]:
-    return [(spec.key, bytes(spec.value)) for spec in compile_specs]
 
 
 # An entry is the SHA-256 of the rest, a line of JSON, and the bytes described there: the blob and
