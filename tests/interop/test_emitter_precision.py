@@ -96,6 +96,7 @@ REALS: dict[str, Function] = {
     "sum with a factor": lambda x: (
         torch.add(x[0, 0, :1], x[0], alpha=3),
         torch.add(x[0, 0, 0], x[0], alpha=0.5),
+        torch.sub(x[0, 0, :1], torch.arange(4), alpha=1.5),
         torch.narrow_copy(x, -1, 2, 2),
     ),
     "remainder": lambda x: (torch.remainder(-x, x.flip(0) + 1), -x % 1.5),
