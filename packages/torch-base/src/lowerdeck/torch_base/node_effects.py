@@ -142,8 +142,13 @@ def writes_in_place(gm: GraphModule) -> bool:
     Args:
         gm: Its graph and subgraphs of higher-order calls are searched.
     """
-    behaviours = Behaviours(gm)
-    return any(
-        not behaviours.is_plain(node) and behaviours.effect(node) & Effect.WRITES
-        for node in gm.graph.nodes
-    )
+    behaviours, plain = Behaviours(gm), set[int]()
+    for node in gm.graph.nodes:
+        if id(node.target) in plain and not node.kwargs:
+            continue
+        if not behaviours.is_plain(node):
+            if behaviours.effect(node) & Effect.WRITES:
+                return True
+        elif node.op == "call_function":
+            plain.add(id(node.target))
+    return False

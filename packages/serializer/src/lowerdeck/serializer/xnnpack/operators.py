@@ -189,6 +189,8 @@ class XnnOperator(IntEnum):
     COPY = 46
     COS = 47
 
+    __hash__ = int.__hash__  # Enum's is Python code.
+
     @property
     def label(self) -> str:
         """Return the name in the schema, such as ``"Conv2d"``."""

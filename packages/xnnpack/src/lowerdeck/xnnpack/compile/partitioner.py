@@ -20,7 +20,7 @@ from lowerdeck.lowered_module import (
     read_by_one,
     tag_constant_data,
 )
-from lowerdeck.torch_base import Behaviours, Effect, LazyGraphModule, OpOverload
+from lowerdeck.torch_base import Behaviours, Effect, LazyGraphModule, OpOverload, is_getitem
 from lowerdeck.xnnpack.compile.decisions import keep_decisions, restore_supported
 from lowerdeck.xnnpack.compile.forecast import UNSEEN, computed_in_float, unseen_weights
 from lowerdeck.xnnpack.compile.integer_weights import integer_weights
@@ -86,18 +86,13 @@ class XnnpackPartitioner(Partitioner):
         """
         constants = constant_names(exported_program)
         behaviours = Behaviours(exported_program.graph_module)
-        kept: set[str] | None = None
         matched = restore_supported(exported_program, constants)
-        generated: set[str] | None = None
+        foldable = foldable_nodes(matched.graph.nodes, constants)
+        generated = _generated(foldable)
+        reasons: Reasons = {}
         while True:
-            nodes = [node for node in matched.graph.nodes if node.op == "call_function"]
-            foldable = foldable_nodes(
-                [node for node in nodes if kept is None or node.name in kept], constants
-            )
-            if generated is None:
-                generated = _generated(foldable)
             reasons, partitions, in_float = _proposed(
-                exported_program, matched, constants, foldable, generated
+                exported_program, matched, constants, foldable, generated, reasons
             )
             # A constant node read by two partitions is in neither and cannot be folded: repeat.
             within = read_by_one(
@@ -106,10 +101,17 @@ class XnnpackPartitioner(Partitioner):
             if len(within) == len(foldable):
                 break
             kept = {node.name for node in within}
-            changed = set(foldable).difference(within)
+            foldable_before, foldable = foldable, foldable_nodes(within, constants)
+            changed = set(foldable_before).difference(foldable)
             changed.update([user for node in changed for user in node.users])
+            changed.update([user for node in changed for user in node.users if is_getitem(user)])
             if any(map(matched.is_new, changed)):
                 matched = restore_supported(exported_program, constants, kept)
+                nodes = [node for node in matched.graph.nodes if node.name in kept]
+                foldable = foldable_nodes(nodes, constants)
+            # A quantised layer may depend on constants that it does not read directly.
+            kept_reasons = reasons.items() if in_float is None else ()
+            reasons = {node: why for node, why in kept_reasons if node not in changed}
         ahead = set(foldable)
         delegated = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
@@ -209,22 +211,27 @@ def _proposed(
     constants: Collection[str],
     foldable: Sequence[Node],
     generated: Collection[str],
+    known: Reasons,
 ) -> tuple[Reasons, Sequence[Sequence[Node]], dict[str, str] | None]:
     """Return each node's reason for refusal (or None), the partitions, and layers in float.
 
     The reasons for float are by name of the layer; None if nothing is quantised.
+
+    Args:
+        known: Reasons that did not change since the last proposal.
     """
     nodes = [node for node in whole.graph.nodes if node.op == "call_function"]
     ahead = {*constants, *(node.name for node in foldable)}
-    reasons: Reasons = {
-        # Restored calls were checked when they were matched.
-        node: None
-        if whole.is_new(node)
-        else "it depends on no input, and calls outside the delegate read it"
-        if node.name in generated and node.name not in ahead
-        else refusal(node, ahead)
-        for node in nodes
-    }
+    reasons: Reasons = {}
+    for node in nodes:
+        if node in known:
+            reasons[node] = known[node]
+        elif whole.is_new(node):  # Checked when it was restored.
+            reasons[node] = None
+        elif node.name in generated and node.name not in ahead:
+            reasons[node] = "it depends on no input, and calls outside the delegate read it"
+        else:
+            reasons[node] = refusal(node, ahead, reasons)
     in_float, groups = None, list[Sequence[Node]]()
     if any(name_of(node) in QUANTIZATION for node in nodes):
         delegated = [node for node, reason in reasons.items() if reason is None]

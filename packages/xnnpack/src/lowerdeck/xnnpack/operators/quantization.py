@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from functools import cache
 
 import torch
 from torch.fx import Node
@@ -47,7 +48,11 @@ _LEAST_SCALE = float(torch.finfo(torch.float32).tiny)
 
 def name_of(node: Node) -> str:
     """Return the name of the operator that a node calls, such as ``"aten.add.Tensor"``."""
-    return str(node.target) if node.op == "call_function" else ""
+    return _text(node.target) if node.op == "call_function" else ""
+
+
+_text = cache(str)
+"""Operators build their text anew for each ``str``."""
 
 
 def is_dynamic(node: Node) -> bool:

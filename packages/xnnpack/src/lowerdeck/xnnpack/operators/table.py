@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch.fx import Node
@@ -70,12 +71,15 @@ def entry_of(node: Node) -> Operator | None:
     return entry
 
 
-def refusal(node: Node, constants: Collection[str]) -> str | None:
+def refusal(
+    node: Node, constants: Collection[str], known: Mapping[Node, str | None] = MappingProxyType({})
+) -> str | None:
     """Return why XNNPACK does not support a node, or None.
 
     Args:
         node: Any node of a program, in training or in core ATen form.
         constants: Names of constant placeholders, and of the calls folded from them.
+        known: Results for earlier nodes.
     """
     if node.op != "call_function":
         return "it is not a call"
@@ -83,7 +87,8 @@ def refusal(node: Node, constants: Collection[str]) -> str | None:
         producer = node.args[0]
         if isinstance(producer, Node):
             choice = str(producer.target) in QUANTIZATION
-            return refusal(producer, constants) or (None if choice else _tensor_refusal(node))
+            reason = known[producer] if producer in known else refusal(producer, constants)
+            return reason or (None if choice else _tensor_refusal(node))
         return "it does not read the result of a call"
     if node.name in constants:
         return None
