@@ -69,11 +69,7 @@ def layout_text(channels_last: Iterable[int]) -> str:
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """Return the layout of a partition's input or output in the program.
-
-    Args:
-        tensor: Its fake tensor.
-    """
+    """Return the layout of a partition's input or output, given its fake tensor."""
     return Layout.CHANNELS_LAST if is_channels_last(tensor) else Layout.PLAIN
 
 

@@ -43,8 +43,8 @@ class XnnpackQuantizer(Quantizer):
 
     Annotations equal those of ExecuTorch 1.4.1 with ``set_global``, with these fixes:
 
-    - Dynamic: a convolution before a relu is quantised too; ExecuTorch leaves it, and so most of
-      an image network, in float. So is a 1-D convolution; XNNPACK has no 3-D convolution.
+    - Dynamic: 1-D convolutions, and convolutions before a relu, are quantised; ExecuTorch leaves
+      them in float.
     - All layers that share weights are quantised, not only the first.
     - An in-place relu keeps the scale of its input, like an out-of-place one.
     - A number added to or multiplied with an integer tensor does not become a float tensor, which
@@ -55,8 +55,8 @@ class XnnpackQuantizer(Quantizer):
     Args:
         per_channel: Whether weights have per-channel scales, which are more accurate and equally
             fast.
-        dynamic: Whether activations are quantised per row at run time, without calibration; linear
-            layers and convolutions only.
+        dynamic: Whether activations are quantised at run time, without calibration; linear layers
+            and convolutions only.
         qat: Whether the program is trained further (``prepare_qat_pt2e``).
         weight_bits: 8, or 4 for linear layers.
         accepts: Returns whether a node may be quantised; by default all may.
@@ -93,7 +93,7 @@ class XnnpackQuantizer(Quantizer):
         self._accepts: Callable[[Node], bool] = accepts or (lambda _: True)
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Convert number operands to tensors, which have scales, in place.
+        """Convert number operands of additions and multiplications to tensors, in place.
 
         Args:
             model: The module to quantise.

@@ -69,8 +69,7 @@ class XnnpackBackend(BackendDetails):
     """Compiles partitions to payloads of the official runtime's XNNPACK delegate.
 
     Weights are stored as named data, deduplicated by content hash; those tagged with
-    ``delegate_constant_tag`` go to the `.ptd` file of that name. Batch norms are folded into the
-    preceding convolution or linear layer, and clamps are fused into the preceding node.
+    ``delegate_constant_tag`` go to the `.ptd` file of that name.
     """
 
     # Part of cache keys: releases may compile the same partition differently.
@@ -91,7 +90,7 @@ class XnnpackBackend(BackendDetails):
             compile_specs: ``precision`` with ``fp16`` or ``fp32``, or none.
 
         Returns:
-            The result; debug identifiers are the payload's node numbers.
+            The result, whose debug identifiers are the payload's node numbers.
 
         Raises:
             UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
@@ -129,15 +128,11 @@ def emit_partition(
     """Return the payload of one partition before serialisation.
 
     Args:
-        program: The partition as a program.
         graph: The graph to emit: that of the program, or an equivalent one.
         constants: Tensors of constant placeholders, by name.
         precision: ``"fp16"`` to store float32 filters as float16, ``"fp32"`` to compute float16
             in float32.
         decided: Calls that the partitioner has already checked.
-
-    Returns:
-        The payload's graph with its constants and source nodes.
 
     Raises:
         UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.

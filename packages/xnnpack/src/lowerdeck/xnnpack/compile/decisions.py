@@ -84,9 +84,9 @@ def keep_decisions(graph: Graph, matched: MatchedGraph, constants: Collection[st
 
 
 def decisions_of(graph: Graph, constants: Collection[str]) -> Mapping[Node, Decision]:
-    """Return the decisions for a complete partition; empty for a part of one.
+    """Return the decisions for a complete partition, none for a part of one.
 
-    The constants of a part may be run-time inputs.
+    In a part, constants may have become run-time inputs.
 
     Args:
         constants: Names of constant placeholders.

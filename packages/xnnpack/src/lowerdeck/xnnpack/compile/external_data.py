@@ -20,10 +20,7 @@ def data_by_file(emission: Emission, graph: Graph) -> NamedDataStoreOutput:
     """Return a partition's constants for the `.pte`, and by tag for `.ptd` files.
 
     XNNPACK's constants do not map one to one to weights: batch norms are folded in, and scales are
-    separate. All constants of an operator go to the file of its first tagged weight.
-
-    Args:
-        graph: The partition, whose placeholders may have tags.
+    separate. An operator's constants go to the file of its first tagged weight.
     """
     store = NamedDataStore()
     for constant in emission.graph.constants[1:]:

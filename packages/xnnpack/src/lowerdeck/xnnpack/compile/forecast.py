@@ -27,9 +27,9 @@ UNSEEN = "scales without observation"
 
 
 def unseen_weights(nodes: Sequence[Node], constants: Collection[str]) -> dict[str, str]:
-    """Find weights whose observer was never called before ``convert_pt2e``.
+    """Find weights with the scale 1.0, as from observers never called before ``convert_pt2e``.
 
-    Such a weight has a scale of 1.0, which rounds nearly all of its elements to 0.
+    This scale rounds magnitudes below 0.5 to 0.
 
     Args:
         constants: Names of constant placeholders.

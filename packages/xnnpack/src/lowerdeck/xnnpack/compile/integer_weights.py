@@ -70,7 +70,7 @@ def _refusal(layer: Node, source: Node, weight: Node) -> str | None:
 
 
 def _group_size(weight: Node) -> int:
-    """Return the group size of a weight's scales; 0 for one scale per row."""
+    """Return the group size of a weight's scales; 0 without groups."""
     args = arguments_of(weight)
     integers, block = fake(args["input"]), args.get("block_size")
     if "group_size" in args:

@@ -43,7 +43,7 @@ Reasons = dict[Node, str | None]
 
 
 class XnnpackPartitioner(Partitioner):
-    """Delegates all nodes that XNNPACK computes like torch, in as few partitions as possible.
+    """Delegates the nodes that XNNPACK computes like torch, in few partitions.
 
     Accepts programs from ``torch.export.export`` and decomposed ones, in which it restores
     attention, linear layers and other operators. Programs quantised by PT2E or torchao compute on
@@ -55,10 +55,10 @@ class XnnpackPartitioner(Partitioner):
             float16 arithmetic. By default dtypes are unchanged.
 
     Attributes:
-        refused: Reason for each undelegated node of the last program.
-        in_float: Reason for each delegated node of the last program that reads quantised tensors
-            but computes in float. Reasons that depend on weight values (scales too far apart, zero
-            points) are logged by ``lowerdeck.xnnpack`` instead.
+        refused: Reasons why nodes of the last program are not delegated, by node name.
+        in_float: Reasons why delegated nodes of the last program that read quantised tensors
+            compute in float, by node name. Reasons that depend on weight values (scales too far
+            apart, zero points) are logged by ``lowerdeck.xnnpack`` instead.
         remarks: For summaries: ``in_float``, and weights quantised by PT2E observers that were
             never run.
 
@@ -287,8 +287,7 @@ def _computes(node: Node) -> bool:
 def _is_slow_move(node: Node) -> bool:
     """Return whether a node is a high-rank permute of dynamic sizes, as in window partitioning.
 
-    The portable kernel takes ten times as long as XNNPACK. Other permutes are always adjacent to a
-    node that computes.
+    The portable kernel is much slower than XNNPACK.
     """
     if node.target not in _PERMUTATIONS or len(shape_of(node)) < _WINDOWS:
         return False
@@ -331,7 +330,7 @@ def _only_prepares_operand(node: Node, constants: Collection[str]) -> bool:
 def _refuse_unread_operands(
     reasons: Reasons, constants: Collection[str], whole: MatchedGraph
 ) -> None:
-    """Refuse nodes that only prepare operands of a refused layer, and vice versa."""
+    """Refuse operands that only a refused layer reads, and layers with refused operands."""
     changed = True
     while changed:
         changed = False

@@ -19,7 +19,7 @@ from lowerdeck.xnnpack.emit.tensors import Tracked
 from lowerdeck.xnnpack.payload import FLOAT, HALF
 
 _FEWEST = 4096
-"""Minimum number of elements of a computed constant; smaller ones take fewer bytes if stored."""
+"""Minimum number of elements of a computed constant; smaller ones are stored."""
 _MOST = 1 << 20
 """Elements compared per chunk."""
 _ADDING = {XnnOperator.ADD, XnnOperator.SUBTRACT}
@@ -29,8 +29,7 @@ _FARTHEST = 1e5
 """Largest argument at which the runtime's sine and cosine are accurate."""
 _ROUNDING = 1e-6
 """Tolerance of a computed sum that replaces a stored table. Relative to the largest element if
-that is below 1, otherwise absolute: relative to a mask's -1e9, any other element would be within
-tolerance.
+that is below 1, otherwise absolute: relative to a mask's -1e9, a position of 100 would round to 0.
 """
 _LARGEST = float(torch.finfo(torch.float32).max)
 _DTYPES = {FLOAT: torch.float32, HALF: torch.float16}
@@ -38,11 +37,7 @@ _Products = dict[tuple[int, int], Tracked]
 
 
 def note_function(emission: Emission, kind: XnnOperator, argument: torch.Tensor) -> torch.Tensor:
-    """Constant-fold a sine or cosine, and record its argument.
-
-    Args:
-        kind: Sine or cosine.
-    """
+    """Constant-fold a sine or cosine, and record its argument."""
     result = torch.cos(argument) if kind is XnnOperator.COS else torch.sin(argument)
     if argument.dtype == torch.float32 and argument.numel() >= _FEWEST:
         digest = xxhash.xxh3_128_hexdigest(bytes_of(result.contiguous()))

@@ -115,9 +115,9 @@ class Emission(Values):
         """Return the id of a float value quantised dynamically.
 
         Args:
-            value: Id of the floats. Linear layers share the result; each convolution has its own:
-                the runtime stores scales differently for 1x1 filters, and computes garbage if both
-                kinds read the same value.
+            value: Id of the floats. Linear layers share the result. Convolutions do not: the
+                runtime stores scales differently for 1x1 filters, and computes garbage if 1x1 and
+                larger filters read the same value.
             shape: Its sizes in torch's order.
             encoding: ``PER_ROW`` for a linear layer, ``PER_IMAGE`` for a convolution.
         """
@@ -185,21 +185,17 @@ class Emission(Values):
         if self.reads is not None:
             return self.in_encoding(tracked, self.reads)
         if self.writes.is_int8 and tracked.encoding == FLOAT and tracked.tensor is not None:
-            # A scalar operand of an integer op is exact: scaled so that it is +-127.
+            # A scalar scaled to +-127 is exact.
             largest = float(tracked.tensor.abs().max())
             return self.in_encoding(tracked, int8(largest / 127 if largest else 1.0))
         return tracked
 
     def aligned(self, tracked: Tracked, rank: int, layout: Layout = Layout.PLAIN) -> int:
-        """Return a value of an operand that broadcasts against tensors of ``rank`` dimensions.
+        """Return the id of an operand's value that broadcasts as in torch, in the given layout.
 
         Args:
             tracked: The operand, of at most ``rank`` dimensions.
             rank: Dimensions of the result.
-            layout: Layout of the result.
-
-        Returns:
-            The id of a value that broadcasts in that layout like the operand in torch.
         """
         missing = rank - len(tracked.shape)
         if layout is Layout.PLAIN or not missing or not tracked.shape:
@@ -268,8 +264,6 @@ class Emission(Values):
         """Add a binary node with broadcasting.
 
         Args:
-            left: A tensor or a number.
-            right: A tensor or a number.
             limits: Minimum and maximum to clamp the result to.
             shape: Sizes of the result; the broadcast sizes by default.
             **fields: Fields of the node's table except inputs and output.
@@ -443,7 +437,7 @@ class Emission(Values):
 
 
 def _converts(source: XnnEncoding, target: XnnEncoding) -> bool:
-    """Return whether a single Convert node is exact; other conversions go through float32."""
+    """Return whether one Convert node is enough; other conversions go through float32."""
     if source.is_int8 and target.is_int8:
         # Above this ratio the runtime silently returns garbage.
         return source.scale / target.scale <= MOST_RESCALED

@@ -16,8 +16,7 @@ def merge_moves(emission: Emission) -> None:
     """Merge consecutive reshapes, transposes or slices, and equal ones, in place.
 
     Otherwise the runtime's graph optimiser merges them, which in executorch 1.4.1 may write to
-    freed memory and crash the process at load. A merged node reads the input of the first; the
-    caller removes dead nodes.
+    freed memory and crash the process at load. The caller removes dead nodes.
 
     Args:
         emission: A payload with all inputs and outputs.

@@ -28,12 +28,7 @@ _MOST_PIECES = 64
 
 
 def reshape_refusal(before: Sequence[Dim], after: Sequence[Dim]) -> str | None:
-    """Return why XNNPACK cannot reshape a tensor, or None.
-
-    Args:
-        before: The sizes of the tensor.
-        after: The sizes of the result.
-    """
+    """Return why XNNPACK cannot reshape a tensor, or None."""
     if sum(not is_fixed(size) for size in after) <= 1:
         return None
     plan = _plan(before, after)
@@ -90,7 +85,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(before: Sequence[Dim], after: Sequence[Dim]) -> _Plan | None:
-    """Return the steps of a reshape, or None if the symbolic sizes differ or are reordered."""
+    """Return the steps of a reshape, or None if it is not supported."""
     old, new = _grouped(before), _grouped(after)
     if len(old) != len(new):
         return None
@@ -203,14 +198,10 @@ class _Tensor:
 def joined(
     emission: Emission, parts: Sequence[Tracked], axis: int, layout: Layout = Layout.PLAIN
 ) -> Tracked:
-    """Concatenate tensors along a dimension.
-
-    Args:
-        layout: The layout of the result.
-    """
+    """Concatenate tensors along a dimension."""
     shape = parts[0].shape
     sized_parts = [(emission.id_of(part, layout), part.shape[axis]) for part in parts]
-    # The runtime concatenates up to five at a time; recursion copies few elements twice.
+    # The runtime concatenates up to five at a time; a tree copies fewer elements than a chain.
     while len(sized_parts) > 1:
         groups = [sized_parts[first : first + 5] for first in range(0, len(sized_parts), 5)]
         sized_parts = [_joined(emission, group, shape, axis, layout) for group in groups]

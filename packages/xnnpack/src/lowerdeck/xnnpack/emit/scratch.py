@@ -17,10 +17,10 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Scratch:
-    """Converts constants chunk by chunk with bounded memory.
+    """Converts constants chunk by chunk.
 
-    The first results stay in memory. The others are stored in unnamed temporary files, or in
-    memory if that fails.
+    Results stay in memory up to ``IN_MEMORY`` bytes. Others are stored in unnamed temporary files,
+    or in memory if that fails.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,7 @@ class Scratch:
         self._existing: set[int | None] = set()
 
     def add_existing(self, tensor: torch.Tensor) -> None:
-        """Record that the program owns a tensor's memory, so that it is not counted.
-
-        Args:
-            tensor: A constant of the program; a subclass is checked later, part by part.
-        """
+        """Record that a tensor's memory is not to be counted, unless it is a subclass."""
         if type(tensor) is torch.Tensor:
             # Not keyed by address: reading it would materialise a lazy copy of the weights.
             self._existing.add(storage_identity(tensor))
@@ -99,11 +95,7 @@ class Scratch:
 
 
 def pieces_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the elements of a tensor in row-major order, in pieces to convert.
-
-    Args:
-        tensor: A tensor; if not contiguous, it is split between rows.
-    """
+    """Yield the elements of a tensor in row-major order, in pieces to convert."""
     tensor = tensor.detach()
     if tensor.numel() <= _PIECE or tensor.is_contiguous():
         yield from torch.split(tensor.reshape(-1), _PIECE)

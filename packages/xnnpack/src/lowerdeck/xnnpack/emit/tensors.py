@@ -1,7 +1,4 @@
-"""Tensors of a partition: sizes, constant data, and the values that hold them.
-
-Integer constants keep their scales: the program dequantises them before use.
-"""
+"""Tensors of a partition: sizes, constant data, and payload values."""
 
 from __future__ import annotations
 
@@ -88,7 +85,7 @@ class Quantized:
         return self.data.to(torch.int16) - self._spread(self.zero_points.to(torch.int16))
 
     def centred(self) -> Quantized | None:
-        """Return the constant with zero points of 0; None if grouped or wider than 8 bits."""
+        """Return the constant with zero points of 0, or None if ``summands`` must split it."""
         if self.is_symmetric:
             return self
         if self.group:
@@ -134,7 +131,7 @@ class Tracked:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The data of a constant, with integers and half precision as float32; else None."""
+        """The data of a constant, quantised and half-precision ones in float32; else None."""
         if isinstance(self.data, Quantized):
             return self.data.dequantized()
         if self.data is not None and self.data.dtype in (torch.float16, torch.bfloat16):

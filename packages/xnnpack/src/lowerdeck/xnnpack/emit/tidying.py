@@ -24,11 +24,7 @@ _TILE = 32
 
 
 def tidy(emission: Emission) -> None:
-    """Remove unneeded computations and copies from a payload.
-
-    Zero padding is fused into the convolution that reads it. A layer whose result is only split
-    along its channels, into multiples of 32, becomes one layer per part. Dead nodes and constants
-    are removed. Causal masks and tables are computed instead of stored.
+    """Remove unneeded computations, copies and constants from a payload.
 
     Args:
         emission: A payload with all inputs and outputs; its values are renumbered.
@@ -146,7 +142,7 @@ def _fold_padding(graph: XnnGraph) -> None:
         return
     uses = _Uses(graph)
     for number, node in enumerate(graph.nodes):
-        # A 1x1 image is a row of a matrix product, which is faster than a convolution.
+        # A 1x1 convolution without padding is a matrix product, which is faster.
         if node.operator in _CONVOLUTIONS and (_kernel(node) != (1, 1)):
             graph.nodes[number] = _padding(graph, uses, node)
 
@@ -156,7 +152,7 @@ def _kernel(node: XnnNode) -> tuple[int, int]:
 
 
 def _padding(graph: XnnGraph, uses: _Uses, node: XnnNode) -> XnnNode:
-    """Return a convolution with the zero padding before it fused; the node itself without one."""
+    """Return a convolution with the zero padding before it fused, if possible."""
     image = node.number("input1_id")
     line = uses.single_use_producer(image, XnnOperator.STATIC_RESHAPE)
     padded = image if line is None else line.number("input_id")
@@ -193,7 +189,7 @@ def _row(line: Sequence[int], height: int = 1) -> tuple[int, ...]:
 
 
 def _part_layers(emission: Emission) -> None:
-    """Split a layer whose result is only read in parts."""
+    """Split layers whose results are only read in parts along the channels."""
     graph = emission.graph
     if not any(node.operator is XnnOperator.STATIC_SLICE for node in graph.nodes):
         return

@@ -67,10 +67,6 @@ class Values:
 
         Args:
             shape: Sizes in torch's order.
-            layout: Order of the dimensions in memory.
-
-        Returns:
-            The id of a value without a producer.
         """
         # The runtime replans memory when a value outgrows its declared or last size: with a
         # declared bound it would keep the plan of a smaller first call, and overrun it.
@@ -95,11 +91,7 @@ class Values:
         return self.stored_constant(self._encoded(tensor, chosen), chosen, packed=packed)
 
     def packed(self, tensor: torch.Tensor | None, encoding: XnnEncoding | None = None) -> int:
-        """Return the id of a constant that a convolution or a linear layer packs.
-
-        Args:
-            tensor: As for ``constant_value``; ``XnnNode.NONE`` is returned for None.
-        """
+        """Return the id of a constant that a layer packs; ``XnnNode.NONE`` for None."""
         if tensor is None:
             return XnnNode.NONE
         return self.constant_value(tensor, packed=True, encoding=encoding)
@@ -196,16 +188,12 @@ class Values:
         output_range: Range | None = None,
         **fields: Fields,
     ) -> int:
-        """Add a node with a new value for its result.
+        """Add a node and return the id of its result.
 
         Args:
             shape: Sizes of the result in torch's order.
-            layout: Layout of the result.
             output_range: Minimum and maximum of a fused clamp.
             **fields: The fields of the node's table, without the output.
-
-        Returns:
-            The id of the result.
         """
         output = self.new_value(shape, layout)
         node = XnnNode(kind, {**fields, "output_id": output}, output_range, len(self.sources))

@@ -13,7 +13,7 @@ from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed
 from lowerdeck.xnnpack.operators.contract import Integers, Operator, Scales, Table, function, table
 
 _COARSEST = 2**11
-"""Scale ratio above which the runtime's sums are off by one step."""
+"""Scale ratio above which the runtime's results may be off by one step."""
 _FINEST_PRODUCT = 2**15
 """Scale ratio above which a product, in steps of the result, overflows int32."""
 _FINEST_SUM = 2**14

@@ -50,15 +50,7 @@ class Affine(NamedTuple):
 
 
 def following_batch_norm(node: Node, emission: Emission) -> Affine | None:
-    """Return the batch norm that is a node's only user, or None.
-
-    Args:
-        node: A convolution or a linear layer.
-        emission: The emission, which has the constants of the batch norm.
-
-    Returns:
-        Its scale and shift, if its statistics are constants of the partition.
-    """
+    """Return the batch norm that is the only user of a layer, or None unless it is constant."""
     if len(node.users) != 1:
         return None
     user = next(iter(node.users))

@@ -69,8 +69,7 @@ class Operator(NamedTuple):
         integers: How it handles 8-bit integers.
         int8_refusal: Returns why a call cannot be computed on 8-bit integers, or None.
         scale_refusal: Returns why a call cannot be computed with these scales, or None.
-        wide: Whether float16 calls are computed in float32, as in eager: sums of squares may
-            exceed float16 although the result does not.
+        wide: Whether float16 calls are computed in float32, as in eager.
         clamps: Whether a following clamp is fused into the node.
         packs: Names of the weight arguments, which have their own scales.
         bools: Names of the arguments that may be bool tensors, read as 0 and 1.

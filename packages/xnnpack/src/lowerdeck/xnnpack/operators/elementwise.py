@@ -72,9 +72,9 @@ def _silu(e: Emission, x: Tracked, _: Call) -> Tracked:
 
 def _silu_scale_refusal(call: Call, scales: Scales) -> str | None:
     source, result = scales.inputs[0], scales.result
-    # Half a step of the sigmoid, 1/512, times an input whose result is not saturated, must be less
-    # than a step of the result, so that both round to the same or adjacent integers. Inputs above
-    # 255 steps of the result saturate, those below do not.
+    # The sigmoid is rounded by up to 1/512. Times an input whose result does not saturate, this
+    # error must be less than a step of the result. Positive inputs above 255 steps of the result
+    # saturate; negative ones do not.
     if (source.zero_point + 128) * source.scale > 500 * result.scale:
         return "its negative inputs are too large for the scale of its result"
     return scale_refusal(XnnOperator.MULTIPLY, call, Scales((source, _UNIT), result))
@@ -235,7 +235,7 @@ def _slope_encoding(
         return None
     source, largest = tracked.encoding, float(slope.abs().max())
     magnitude = (source.zero_point + 128) * source.scale
-    # A single slope is exact as the largest 8-bit integer; several are off by half a step.
+    # A single slope is exact as the largest 8-bit integer; several are off by up to half a step.
     if slope.numel() > 1 and magnitude * largest / 254 >= emission.writes.scale:
         raise FloatNeededError("its slopes, rounded to 8 bits, would change its result by a step")
     return int8(largest / 127 if largest else 1.0)

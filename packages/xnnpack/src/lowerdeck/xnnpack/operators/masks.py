@@ -26,7 +26,7 @@ from lowerdeck.xnnpack.operators.images import largest_of_rows
 
 NO_SELECT = "XNNPACK has no select op; multiplying by a mask turns infinities into NaN"
 _MASKING = -1e4
-"""Largest fill that masks scores. Others may replace NaN, which a minimum may not."""
+"""Largest fill taken for a mask of scores. Other fills may replace NaN, which a minimum cannot."""
 _aten = torch.ops.aten
 _LARGEST = float(torch.finfo(torch.float32).max)
 
@@ -48,7 +48,6 @@ def mask_of(emission: Emission, call: Call, many: int) -> Mask:
     """Return the mask of an attention, broadcastable to its scores.
 
     Args:
-        emission: Receives the nodes that a run-time mask needs.
         many: Number of query heads per key head; if above 1, they get a separate dimension.
     """
     if call.args["is_causal"]:
@@ -181,7 +180,7 @@ def _is_low(call: Call, name: str, scores: str) -> bool:
 
 
 def _emit_fill(emission: Emission, call: Call) -> None:
-    """Limit the scores, which may be infinite, by the number, and by infinities elsewhere."""
+    """Clamp the scores to the number where it replaces them, and to infinities elsewhere."""
     names = _fill_of(call)
     assert names is not None
     number, scores = (call.args[name] for name in names)

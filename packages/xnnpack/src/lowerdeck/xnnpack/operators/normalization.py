@@ -32,16 +32,11 @@ from lowerdeck.xnnpack.operators.images import image_sizes, mean_of_images
 from lowerdeck.xnnpack.payload import Layout
 
 _PART = 16
-"""Maximum number of terms of one sum; also the number of sums that a linear layer computes in the
-time of one.
-"""
+"""Maximum number of terms of one sum; a linear layer computes as many sums in the time of one."""
 _WIDE = 512
 """Wider rows are summed faster by pooling than by a linear layer."""
 _TOKEN = 256
-"""Widest rows that layer norms sum at once. Sums in parts would take 1.5 % of the time of
-ViT-tiny; they are more accurate only for rows with few distinct numbers, or with one number a
-million times larger than the others.
-"""
+"""Widest rows that layer norms sum at once: sums in parts are slower, and rarely more accurate."""
 _ELSEWHERE = 2.0**-64
 """Weight of an element in the sums of other parts, small enough not to change them. With a weight
 of 0, an infinity would make those sums NaN; with this weight they are infinite, like the sum of
@@ -54,10 +49,8 @@ def row_mean(
 ) -> Tracked:
     """Return the mean along the last dimension, kept with size 1.
 
-    The runtime has no such reduction; a linear layer with a weight of 1/K computes it. It
-    accumulates sequentially, which is off by hundreds of units in the last place for rows of
-    thousands of elements: parts of a long row are summed first, which is about as accurate as
-    eager.
+    A linear layer with a weight of 1/K computes it. As it accumulates sequentially, long rows are
+    first summed in parts, which is about as accurate as eager.
 
     Args:
         tensor: The tensor, in the plain layout, with a static last dimension.
@@ -85,11 +78,7 @@ def _summed_parts(emission: Emission, tensor: Tracked) -> Tracked:
 
 
 def _pooled_parts(emission: Emission, tensor: Tracked) -> Tracked:
-    """Return means of 16 elements each: of every n-th element of a row, for n means.
-
-    For rows of thousands of elements, pooling takes a quarter of the time of a linear layer, and
-    needs no weights.
-    """
+    """Return means of 16 elements each: of every n-th element of a row, for n means."""
     *rows, width = tensor.shape
     parts = math.ceil(int(width) / _PART)
     missing, none = parts * _PART - int(width), (0,) * len(rows)
@@ -110,8 +99,7 @@ def weighted_sums(
     """Return weighted sums along the last dimension, computed by a linear layer.
 
     Args:
-        weights: Constant weights, one row for each result.
-        bias: Bias of the results.
+        weights: One row for each result.
         encoding: Encoding of the weights; that of the results by default.
     """
     shape = (*tensor.shape[:-1], len(weights))
@@ -123,9 +111,7 @@ def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) 
     """Return a tensor minus its first element along some dimensions.
 
     The rounded mean of equal numbers may differ from them, and a norm divides the difference by
-    the root of eps: a constant row of -100 came out as 0.29. After the subtraction such a row is
-    exactly 0. Other rows lose no accuracy: differences of close numbers are exact, and rounding an
-    outlier costs less than a unit in the last place of the largest result.
+    the root of eps. After the subtraction, a constant row is exactly 0.
 
     Args:
         axes: The dimensions of the mean.

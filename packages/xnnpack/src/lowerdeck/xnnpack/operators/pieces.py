@@ -59,7 +59,7 @@ def _strided_slice(e: Emission, x: Tracked, call: Call, start: int, size: int) -
 
 def _bounds(call: Call) -> tuple[int, int]:
     length, start, end = call.shape("self")[call.axis()], call.args["start"], call.args["end"]
-    # Of a symbolic size, a fixed number of elements is at hand.
+    # A slice of a symbolic size has a fixed end.
     whole = int(length) if is_fixed(length) else end
     first = 0 if start is None else int(start)
     last = whole if end is None else int(end)

@@ -165,7 +165,7 @@ def _choose_refusal(call: Call) -> str | None:
     if block is not None and str(block[-1]) != str(shape[-1]):
         return f"its blocks are {list(block)}; the runtime computes one scale per row"
     low, high = args.get("quant_min"), args.get("quant_max")
-    # Seven bits only prevent overflow of accumulators on some processors.
+    # Seven bits, which prevent overflow of accumulators on some processors, are not needed here.
     if (low, high) not in ((-128, 127), (-64, 63), (None, None)):
         return f"its integers are {low} to {high}, not -128 to 127"
     for read in call.node.users:

@@ -32,8 +32,7 @@ def dequantized_constant(node: Node, read: Reader) -> Quantized | None:
         8-bit.
 
     Raises:
-        QuantizationError: A scale is not positive, finite and normal; the number of scales is
-            wrong; or integers are outside of their declared limits.
+        QuantizationError: Scales, zero points or integers are invalid.
     """
     name = name_of(node)
     if name not in WEIGHTS:
@@ -82,7 +81,7 @@ def _with_scales(
     axis = int(args["axis"])  # type: ignore[call-overload]  # a number by its schema
     if not -data.dim() <= axis < data.dim() or scales.numel() != data.shape[axis]:
         count = scales.numel()
-        # A single scale is that of an observer that never ran; weight observers also need a call.
+        # A single scale may be that of an observer that never ran.
         cure = (
             ". Where PT2E made it: call what prepare_pt2e returned, with any inputs if quantised "
             "dynamically, before convert_pt2e"

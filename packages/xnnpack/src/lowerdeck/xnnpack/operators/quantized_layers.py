@@ -1,7 +1,4 @@
-"""Integer weights of linear layers and convolutions, for each kind of input.
-
-Inputs of linear layers are statically quantised, dynamically quantised, or float.
-"""
+"""Integer weights of linear layers and convolutions."""
 
 from __future__ import annotations
 
@@ -119,7 +116,6 @@ def half_bytes(scratch: Scratch, data: torch.Tensor) -> torch.Tensor:
     """Pack integers of -8..7 in half bytes, the first in the low half, with 8 added.
 
     Args:
-        scratch: Allocates the result.
         data: The integers as int8, an even number in each row.
     """
 
@@ -168,8 +164,8 @@ def quantized_linear(
     """Add a linear layer whose weight is constant integers.
 
     Args:
-        weight: Its weight, one row for each output.
-        bias: Its bias, a constant.
+        weight: One row for each output.
+        bias: A constant.
 
     Raises:
         FloatNeededError: The runtime does not support the weight; nothing was added.

@@ -64,13 +64,10 @@ def clamp_range(node: Node) -> Range | None:
 
 
 def following_clamp(node: Node) -> tuple[Node, Range | None]:
-    """Return the clamp that is a node's only user, with its range.
+    """Return the clamp that is a node's only user with its range, else the node and None.
 
     Args:
         node: A node whose XNNPACK kind supports an output range.
-
-    Returns:
-        The clamp and its range; ``node`` and None if no clamp follows.
     """
     if len(node.users) == 1:
         user = next(iter(node.users))

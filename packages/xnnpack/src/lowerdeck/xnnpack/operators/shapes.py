@@ -108,7 +108,7 @@ def order_of(node: Node) -> list[int]:
     if node.target is torch.ops.aten.numpy_T.default:
         return order[::-1]
     if rank > 1:
-        # `t` and `mT` have no dimension arguments; `t` has only the last two dimensions.
+        # `t` and `mT` have no dimension arguments: they swap the last two.
         first, second = (int(args.get(name, last)) for name, last in (("dim0", -2), ("dim1", -1)))
         order[first], order[second] = order[second], order[first]
     return order

@@ -128,8 +128,7 @@ def _integers(
 def rounded_after(node: Node) -> XnnEncoding | None:
     """Return the encoding to which all users quantise a result, or None.
 
-    Views and other operators that only move data are skipped: a decomposed linear layer is a view,
-    a matrix product and a view.
+    Operators that only move data are skipped, such as the view after a decomposed linear layer.
     """
     encodings = {
         static_encoding(user)

@@ -159,8 +159,8 @@ def matches(pattern: Pattern, node: Node) -> Iterator[Match]:
     """Yield the matches of a pattern whose last call is a node.
 
     No-ops (a clone, a view to the same sizes, a dropout in evaluation) may occur between calls of
-    the pattern. All values have the dtype of the last, except bools and intermediate indices; for
-    a ``Viewed`` pattern the caller checks this.
+    the pattern. All values have the dtype of the last, except bools and intermediate indices. For
+    a ``Viewed`` pattern the caller checks dtypes.
 
     Args:
         node: A call; not skipped even if it is a no-op.

@@ -1,7 +1,6 @@
 """Patterns of data movement: channel shuffles (ShuffleNet) and concatenations.
 
-Rolls, ``pixel_shuffle`` and ``pixel_unshuffle`` stay decomposed: no model of the benchmarks has
-them.
+Decomposed rolls, ``pixel_shuffle`` and ``pixel_unshuffle`` are not restored.
 """
 
 from __future__ import annotations

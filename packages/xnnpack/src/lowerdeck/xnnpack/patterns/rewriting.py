@@ -74,7 +74,7 @@ def match_patterns(
             patterns.
 
     Returns:
-        The graph with its replaced nodes; a restored call has the name of the last of them.
+        The graph. A restored call has the name of the last node that it replaces.
     """
     values = [node.meta.get("val") for node in module.graph.nodes]
     dtypes = {value.dtype for value in values if isinstance(value, torch.Tensor)}

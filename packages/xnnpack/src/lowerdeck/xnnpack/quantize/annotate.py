@@ -26,7 +26,7 @@ CONVOLUTION = {
 TRANSPOSED = {_ATEN.conv_transpose1d.default, _ATEN.conv_transpose2d.input}
 BATCH_NORM = {_ATEN.batch_norm.default}
 BINARY = {_ATEN.add.Tensor, _ATEN.add_.Tensor, _ATEN.mul.Tensor, _ATEN.mul_.Tensor}
-# Their results are within the range of their inputs, and share the scale.
+# Their results share the scale of their inputs.
 SHARING = {
     *RELU,
     *(_ATEN.hardtanh.default, _ATEN.hardtanh_.default),
@@ -133,10 +133,7 @@ def _output_of(node: Any) -> Any:
 
 
 def _last_of(node: Node, specs: Specs) -> Node:
-    """Return the last node fused with a layer, such as a relu.
-
-    A batch norm follows a layer only in training; otherwise it is folded into the weights.
-    """
+    """Return the last node fused with a layer, such as a relu."""
     if specs.dynamic:
         return node
     last = node

@@ -81,7 +81,7 @@ class XnnpackQuantization:
         return export(converted), XnnpackPartitioner()
 
     def why_float(self, mode: str, node: Node) -> str | None:
-        """Return why the weight that a node reads stays float; None if the mode keeps all floats.
+        """Return why the weight that a node reads stays float, or None without a reason.
 
         Args:
             node: The node of the quantised program.

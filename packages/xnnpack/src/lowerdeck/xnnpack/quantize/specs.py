@@ -35,13 +35,7 @@ class Specs(NamedTuple):
 
 
 def specs_for(*, per_channel: bool, dynamic: bool, qat: bool, weight_bits: int) -> Specs:
-    """Return the specs for the given settings.
-
-    Args:
-        per_channel: Whether weights have a separate scale for each output channel.
-        dynamic: Whether the scales of activations are chosen at run time.
-        qat: Whether the program is trained further, with fake quantisation.
-    """
+    """Return the specs for the settings of ``XnnpackQuantizer``."""
     activation = QuantizationSpec(
         dtype=torch.int8,
         quant_min=-128,

@@ -26,9 +26,8 @@ _PLAIN_RESULTS = frozenset(
 def channels_last_values(graph: XnnGraph, arguments: Collection[int]) -> frozenset[int]:
     """Return the ids of the values with the channels-last layout.
 
-    Payloads do not record layouts: results of convolutions and pools are channels-last, transposes
-    convert the layout, other operators keep it. A transpose of the model with the same permutation
-    is mistaken for a conversion; the result is used in reports only.
+    Payloads do not record layouts, so they are inferred from the operators. A transpose of the
+    model with the permutation of a layout conversion is mistaken for one.
 
     Args:
         arguments: Positions of the channels-last arguments.

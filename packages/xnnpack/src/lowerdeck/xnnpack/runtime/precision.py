@@ -10,8 +10,8 @@ from lowerdeck.serializer import XnnDatatype, XnnNode, XnnValue
 _RELATIVE = {
     XnnDatatype.FP16: 2.0**-10,
     XnnDatatype.BF16: 2.0**-7,
-    # Group scales are bfloat16. Their rounding errors are random, and sum up to rarely more than
-    # this fraction of the largest result.
+    # Group scales are bfloat16. Their rounding errors rarely sum up to more than this fraction of
+    # the largest result.
     XnnDatatype.QBINT4: 2.0**-8,
 }
 """Relative rounding error of a datatype, in a result or a filter."""

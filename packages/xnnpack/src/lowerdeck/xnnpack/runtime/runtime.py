@@ -43,9 +43,8 @@ class LoadedPayload:
         constants: Dequantised constants, by value id.
         inputs: Input values; ``external_id`` is the argument's position.
         outputs: Output values, in order.
-        channels_last_arguments: Positions of the channels-last arguments, which the compiler
-            appends to the payload's version string: only the official runtime sees the dim order
-            of the program's tensors.
+        channels_last_arguments: Positions of the channels-last arguments, read from the payload's
+            version string.
         channels_last_values: Ids of the values with the channels-last layout.
         bias_factors: Factor of each node's bias, by node number.
         values: All values by id.
