@@ -42,7 +42,7 @@ def is_known(truth: Any) -> bool:
     if isinstance(truth, bool):
         return truth
     # Creating a symbolic number imports ``symbolic_shapes``. Importing it at the top would load
-    # sympy in every process, which takes 0.3 s.
+    # sympy in every process.
     return bool(torch.fx.experimental.symbolic_shapes.statically_known_true(truth))
 
 

@@ -24,7 +24,7 @@ class MissingKernel:
     Attributes:
         operator: Name of the operator in the graph, such as ``"aten.sort.default"``.
         reason: Why no kernel fits.
-        sources: Where the program uses it: node name and source line.
+        sources: Node name and source line of its first uses, then the number of the others.
     """
 
     operator: str

@@ -1,4 +1,4 @@
-"""Decompose attention into the fewest kernels that its mask permits."""
+"""Decompose attention into matrix products and a softmax."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Decompose complex operators without a kernel into real arithmetic.
 
-The runtime adds, multiplies, copies and concatenates complex tensors of one dtype; everything else
-is computed on pairs of real numbers. A complex number and such a pair have the same bytes, so
-conversions are free for static shapes.
+Such operators are computed on pairs of real numbers. A complex number and such a pair have the
+same bytes, so conversions are free for static shapes.
 """
 
 from __future__ import annotations
@@ -197,11 +196,7 @@ def stacked(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 
 def concatenated(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
-    """Return ``cat`` of complex tensors with a dynamic shape.
-
-    Args:
-        dim: The dimension to concatenate along.
-    """
+    """Return ``cat`` of complex tensors with a dynamic shape."""
     if not any(tensor.is_complex() and _varies(tensor) for tensor in tensors):
         return NotImplemented
     pairs = [_parts(tensor if tensor.is_complex() else tensor + 0j) for tensor in tensors]
@@ -217,12 +212,7 @@ def absolute(self: torch.Tensor) -> Any:
 
 
 def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Sequence[torch.Tensor]:
-    """Return ``split_with_sizes`` of complex tensors.
-
-    Args:
-        split_sizes: The size of each slice.
-        dim: The dimension that is sliced.
-    """
+    """Return ``split_with_sizes`` of complex tensors."""
     starts = [sum(split_sizes[:index]) for index in range(len(split_sizes))]
     return [
         torch.narrow(self, dim, start, size)
@@ -231,11 +221,7 @@ def split(self: torch.Tensor, split_sizes: Sequence[int], dim: int = 0) -> Seque
 
 
 def unbind(self: torch.Tensor, dim: int = 0) -> Sequence[torch.Tensor]:
-    """Return ``unbind`` of complex tensors.
-
-    Args:
-        dim: The dimension that is split.
-    """
+    """Return ``unbind`` of complex tensors."""
     return [torch.select(self, dim, index) for index in range(self.size(dim))]
 
 

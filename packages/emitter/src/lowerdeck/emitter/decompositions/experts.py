@@ -46,7 +46,6 @@ def grouped_product(
     # A row belongs to the first group that ends after it.
     group = (offs.reshape(1, -1) <= torch.arange(rows).reshape(-1, 1)).to(torch.int64).sum(1)
     if isinstance(rows, int) and rows <= groups:
-        # The gathered weights are smaller than all weights.
         chosen = torch.index_select(weight, 0, group.clamp(max=groups - 1))
         product = torch.bmm(input.unsqueeze(1), chosen).squeeze(1)
         return torch.where((group < groups).unsqueeze(1), product, 0.0)

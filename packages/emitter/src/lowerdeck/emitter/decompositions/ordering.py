@@ -11,18 +11,13 @@ from lowerdeck.torch_base import OpOverload, size_range
 
 _ATEN = torch.ops.aten
 _MOST_PAIRS = 2**26
-"""The table that compares all pairs is in planned memory, with one byte or more per pair."""
+"""Largest table of compared pairs: it is in planned memory, with one byte or more per pair."""
 
 
 def sort(
     self: torch.Tensor, dim: int = -1, descending: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``sort`` as the top k of all elements.
-
-    Args:
-        dim: The dimension to sort along.
-        descending: Whether the largest come first.
-    """
+    """Return ``sort`` as the top k of all elements."""
     if self.dim() == 0:
         return self.clone(), torch.zeros((), dtype=torch.int64)
     if self.dtype == torch.bool:
@@ -35,13 +30,7 @@ def sort(
 def sort_stable(
     self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``sort.stable``: after a sort, equal elements are sorted by their index.
-
-    Args:
-        stable: Whether equal elements keep their order.
-        dim: The dimension to sort along.
-        descending: Whether the largest come first.
-    """
+    """Return ``sort.stable``: after a sort, equal elements are sorted by their index."""
     values, indices = sort(self, dim, descending)
     if not stable or self.dim() == 0:
         return values, indices

@@ -31,20 +31,12 @@ def running_product(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None =
 
 
 def running_maximum(self: torch.Tensor, dim: int) -> Any:
-    """Return ``cummax`` as a scan by doubling.
-
-    Args:
-        dim: The dimension of the scan.
-    """
+    """Return ``cummax`` as a scan by doubling."""
     return _extremes(self, dim, torch.ge)
 
 
 def running_minimum(self: torch.Tensor, dim: int) -> Any:
-    """Return ``cummin`` as a scan by doubling.
-
-    Args:
-        dim: The dimension of the scan.
-    """
+    """Return ``cummin`` as a scan by doubling."""
     return _extremes(self, dim, torch.le)
 
 

@@ -93,8 +93,8 @@ def embedding_bag(
 ) -> Any:
     """Return sums, means or maxima of table rows, one bag of rows each.
 
-    Only the first result is computed: the others are only needed for gradients, and keep the sizes
-    recorded at export.
+    The other results, which only gradients need, have the sizes recorded at export, but may have
+    other values.
 
     Args:
         weight: The table, shape (rows, features).

@@ -60,7 +60,7 @@ def conv3d(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Any:
-    """Return a 3-D convolution as a 2-D one, in the layout that later calls were recorded with."""
+    """Return ``conv3d``, computed by a 2-D convolution."""
     return convolution(input, weight, bias, stride, padding, dilation, False, (0,), groups)
 
 
@@ -79,7 +79,7 @@ def _convolve(
         in_plane: Stride, padding, dilation and output padding along height and width.
     """
     (stride, padding, dilation, _), taps = in_depth, weight.size(2)
-    # Parts of composite operators: with dynamic sizes, torch evaluates fewer conditions for them.
+    # With dynamic sizes, torch adds fewer guards for these operators than for composite ones.
     slices = _ATEN.permute.default(volume, [0, 2, 1, 3, 4])
     if padding:
         slices = F.pad(slices, (0, 0) * 3 + (padding, padding))

@@ -17,8 +17,7 @@ _COMPARED_UP_TO = 4096
 class ConstantPool:
     """Pool of the constants of all methods of a program.
 
-    Small constants are deduplicated by content, large ones by address. The pool keeps their memory
-    alive, so that addresses are not reused.
+    Small constants are deduplicated by content, large ones by address.
 
     Attributes:
         buffers: The buffers in order; entry 0 is reserved and empty.

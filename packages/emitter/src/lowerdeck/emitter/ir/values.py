@@ -82,7 +82,6 @@ class TensorValue:
     @property
     def dynamic(self) -> bool:
         """Return whether any dimension varies at run time."""
-        # Cached: every pass reads it for every tensor.
         return not _STATIC.issuperset(map(type, self.shape))
 
     @property

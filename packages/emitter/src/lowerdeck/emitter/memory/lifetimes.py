@@ -31,9 +31,9 @@ class Lifetime:
 def spans(code: Code) -> tuple[Spans, Spans]:
     """Return the first and the last step of each storage.
 
-    A storage that is live when a loop starts and used in it stays live until the loop ends, and
-    one that a loop fills row by row is live from the start of the loop. Branches need no rule:
-    only one of them runs.
+    A storage that is live when a loop starts and used in it stays live until the loop ends. One
+    that is first used in a loop and used after it is live from the start of the loop. Branches
+    need no rule: only one of them runs.
     """
     first: Spans = {}
     last: Spans = {}

@@ -2,7 +2,7 @@
 
 Core ATen has no linear layer: a decomposed program transposes the weight and multiplies. The
 runtime then copies the weight at each call and multiplies in a naive loop. Its ``linear`` kernel
-does neither: the time of two layers of size 1,024 fell from 24 ms to 0.4 ms.
+does neither.
 """
 
 from __future__ import annotations

@@ -19,14 +19,7 @@ _MOST_FACTORS = 64
 
 
 def compute_numbers(method: Method) -> None:
-    """Rewrite functions on numbers for which the runtime has no kernel.
-
-    Requires:
-        Nothing.
-
-    Ensures:
-        The remaining Python operators on numbers have a kernel, or are unsupported.
-    """
+    """Rewrite functions on numbers for which the runtime has no kernel."""
     rewrite(method, by_target(_RULES))
 
 

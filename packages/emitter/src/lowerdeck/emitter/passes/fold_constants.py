@@ -44,11 +44,10 @@ def is_repeatable(target: OpOverload) -> bool:
 
 
 def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None = None) -> None:
-    """Replace calls whose arguments are all constants by their results.
+    """Fold calls on constants, and merge equal calls on constants and sizes.
 
-    Calls with results of more than 1 KB are not folded, but merged if they are equal, as are equal
-    calls that depend only on sizes. Calls with random results or side effects stay. So do calls
-    that read a weight of another file, because that file may be replaced.
+    Results of more than 1 KB are not folded. Calls with random results or side effects stay. Calls
+    that read a weight of another file are not folded, because that file may be replaced.
 
     Args:
         method: The method, changed in place.
@@ -57,11 +56,6 @@ def fold_constants(method: Method, stem_of: Callable[[str], str | None] | None =
 
     Requires:
         The method is functional.
-
-    Ensures:
-        No call returns only static tensors without elements. No call on constants of the program
-        has a result of at most 1 KB, and no two calls that depend only on constants and sizes are
-        equal.
     """
     folder = _Folder(stem_of)
     folder.block(method.block, {})

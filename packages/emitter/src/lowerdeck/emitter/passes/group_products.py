@@ -48,8 +48,7 @@ def group_products(method: Method) -> None:
 
     Ensures:
         Repeated and transposed copies that only a batched product reads are dead where the rewrite
-        applies and pays. Instead of the matrices, the other operand and the product are
-        transposed.
+        pays.
     """
     readers = Counter(
         [*values_in(method.outputs), *(write_back.source for write_back in method.write_backs)]

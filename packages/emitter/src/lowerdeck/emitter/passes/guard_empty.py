@@ -1,7 +1,7 @@
 """Pass: guard kernels that fail on zero-element tensors.
 
 If a dimension is 0, some kernels return without writing their output, resize it wrongly, or abort
-the process. Each rule was found by running the kernel in the runtime of the kernel table.
+the process.
 """
 
 from __future__ import annotations

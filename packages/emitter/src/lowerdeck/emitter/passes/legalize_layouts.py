@@ -1,9 +1,9 @@
 """Pass: choose the layout of every tensor, and convert where a kernel requires another.
 
-Kernels have two layouts: contiguous and, for images, channels-last. Strides of fake tensors are
-not used, because they are ambiguous for dimensions of size 1 and some operators report strides
-that no kernel writes: inputs, constants and ``memory_format=`` determine what is channels-last,
-and the layout propagates through the operators whose kernels support it.
+Kernels have two layouts: contiguous and, for images, channels-last. Inputs, constants and
+``memory_format=`` determine what is channels-last, and the layout propagates through the operators
+whose kernels support it. Recorded strides of their results are not used: they are ambiguous for
+dimensions of size 1, and kernels may write others.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def legalize_layouts(method: Method, table: KernelTable) -> None:
         Inputs, constants and buffers have the layout of the user's tensors.
 
     Ensures:
-        All tensors of one call that have the same rank have the same layout, and it is
-        contiguous unless the kernel takes channels-last.
+        Kernels get tensors in layouts that they take.
     """
     _Layouts(table).block(method.block)
 
@@ -109,8 +108,8 @@ class _Layouts:
     def _foreign(self, call: Call) -> None:
         """Give a kernel of another library the layouts that the program records.
 
-        The layouts that such a kernel accepts are unknown; 4-D arguments get the layout of its
-        fake results.
+        The layouts that such a kernel accepts are unknown; arguments get the layout of a fake
+        result of the same rank.
         """
         metas = pytree.tree_leaves(call.origin.meta.get("val")) if call.origin else []
         for out, meta in zip(call.outs, metas, strict=False):

@@ -1,7 +1,6 @@
 """Pass: convert operands that kernels reject to tensors, other dtypes or other shapes.
 
-Each rule works around one kernel fault, found by running the kernel in the runtime of the kernel
-table.
+Each rule works around a fault of a kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, rewrite
 from lowerdeck.torch_base import OpOverload, overload_name, schema_of, size_range, varies
 
 _ATEN = torch.ops.aten
-# uint8 masks are accepted where an operator takes bool masks.
+# Without uint8, which some operators take as masks.
 _NARROW = frozenset({torch.int8, torch.int16, torch.int32})
 _NARROW_OR_BYTE = _NARROW | {torch.uint8}
 _END = 2**63 - 1
@@ -31,11 +30,8 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float32}
 def legalize_operands(method: Method, table: KernelTable) -> None:
     """Rewrite calls whose operands their kernels reject.
 
-    Requires:
-        Nothing.
-
     Ensures:
-        No number is passed where the schema has a tensor, and no call matches a rule.
+        No number is passed where the schema has a tensor.
     """
     apply = by_target({**_RULES, _ATEN.roll.default: partial(_roll, method.ranges)})
 
@@ -175,7 +171,7 @@ def _scaled_before_sum(call: Call, before: list[Operation]) -> list[Operation] |
 def _roll(
     ranges: Mapping[Any, Any], call: Call, _before: list[Operation]
 ) -> list[Operation] | None:
-    """Replace a roll of dynamic sizes by slices and a concatenation: 50 times faster.
+    """Replace a roll of dynamic sizes by slices and a concatenation, which are much faster.
 
     The rule does not apply if a size may be less than its shift.
     """

@@ -37,8 +37,7 @@ def remove_copies(method: Method) -> None:
         Layouts are decided; the method is functional.
 
     Ensures:
-        No call copies a tensor to the same type, shape and layout; no permutation reads a
-        permutation, no view a view.
+        No call copies a tensor to the same type, shape and layout.
     """
     replaced: dict[Value, Any] = {}
     _sweep(method.block, replaced, {})
