@@ -159,7 +159,7 @@ _ALIAS = torch.ops.aten.alias.default
 
 
 def _same_tensor(leaf: Node) -> list[Node]:
-    """Return ``leaf`` and its aliases returned by in-place operators."""
+    """Return ``leaf`` and the arguments of in-place operators that it aliases."""
     nodes = [leaf]
     if RESULT in (leaf.meta.get("custom") or ()):
         return nodes
@@ -397,7 +397,7 @@ class RootGuards:
             texts.append(text)
         self._names = unique
         self._guards = [*size_guards(placeholders, ranges, unique), *texts]
-        # Parsed eagerly, so that a damaged file fails at load.
+        # Parsed eagerly, so that invalid guards fail here.
         self._function: Callable[..., None] | None = guard_function(self._guards, unique)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -36,12 +36,12 @@ def export_preserving(
     dynamic_shapes: Any = None,
     **options: Any,
 ) -> ExportedProgram:
-    """Return ``model`` exported with the call signature of each module.
+    """Return ``model`` exported with the call signatures of its modules.
 
-    The modules of ``unflatten(program)`` then have eager's signatures: each can be called alone,
-    hooked, wrapped, or replaced by an eager module. Export cannot record a module that takes or
-    returns text, a symbolic number or a class that is not a pytree node, that mutates an argument
-    container, or that is called in a branch, among others: ``swappable()`` lists all with reasons.
+    The modules of ``unflatten(program)`` then have eager's signatures: they can be called alone,
+    hooked, wrapped, or replaced by eager modules. Some modules cannot be recorded: those that take
+    or return text, symbolic numbers or classes that are not pytree nodes, mutate an argument
+    container, or are called in a branch, among others. ``swappable()`` lists them with reasons.
 
     Args:
         model: The module; it and the other arguments are as for ``torch.export.export``.
@@ -102,8 +102,7 @@ def export_preserving(
 def _state_restored(model: torch.nn.Module) -> Iterator[None]:
     """Restore the tensors of all modules: an export may leave fake tensors behind.
 
-    This happens for buffers computed from the sequence length. Other attributes are kept: in
-    transformers they record installed hooks.
+    Other attributes are kept: in transformers they record installed hooks.
     """
     states = [vars(module) for module in model.modules()]
     tables = [(state[name], state[name].copy()) for state in states for name in _TABLES]
@@ -170,8 +169,8 @@ def _store_note(program: ExportedProgram, key: str, notes: Mapping[str, Any]) ->
 def _drop_aliases(program: ExportedProgram) -> None:
     """Erase pass-through aliases (``is_pass_through``) that decomposition would drop.
 
-    These are unused aliases and aliases of mutated memory. A mutated argument that is not used
-    after its module returned it is marked as a result.
+    These are unused aliases and aliases of mutated memory. A mutated argument that is afterwards
+    used only as the result is marked as such.
     """
     graphs = [module.graph for module in graphs_of(program.graph_module)]
     aliases = [(graph, node) for graph in graphs for node in graph.nodes if is_pass_through(node)]

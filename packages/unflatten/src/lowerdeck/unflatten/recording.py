@@ -1,8 +1,7 @@
 """Record module calls while torch.export traces a model.
 
-torch's ``preserve_module_call_signature`` adds tracepoints to the graph: three nodes for each
-value that enters or leaves a module, which dominate export time. The hooks here look up the node
-of each value and write the signatures into the finished program.
+torch's ``preserve_module_call_signature`` adds tracepoints to the graph, which slow export down.
+The hooks here look up the node of each value and write the signatures into the finished program.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Recorder:
         self.containers: list[tuple[list[str], Any, _Leaves]] = []
 
     def record(self, export: Callable[[], ExportedProgram]) -> ExportedProgram:
-        """Return the program that ``export`` returns, with the signatures of all calls."""
+        """Return the program that ``export`` returns, with the recorded signatures."""
         self.calls, self.containers = {}, []
         with ExitStack() as stack:
             for module, names in self.names.items():

@@ -332,7 +332,7 @@ class _Writer(Names):
             called = f"{function}(self, {module}, {path!r}, {options})"
         elif self.mode:
             child = self.callee = self.callee or self.variable("callee")
-            # Inlined, without torch's __call__: each would add a tenth of a small call.
+            # Inlined and without torch's __call__, both of which would slow small calls.
             is_unchanged = f"({child} := {module}).__dict__.get({UNCHANGED!r}) == {path!r}"
             is_direct = f"{is_unchanged} and {self.mode} > {DIRECT}"
             other = child
@@ -354,8 +354,7 @@ class _Writer(Names):
         parts = path.split(".")
         for index, part in enumerate(parts):
             if is_module:
-                # Not by attribute access, which searches parameters and buffers first (a third of
-                # a call).
+                # Not by attribute access, which searches parameters and buffers first.
                 inner = f"{self.object_name(inner_child)}({text}, {part!r})" if index else ""
                 text = inner or f"{text}._modules[{part!r}]"
             elif index < len(parts) - 1 and not is_name(part):
