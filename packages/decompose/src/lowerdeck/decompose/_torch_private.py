@@ -95,7 +95,7 @@ def is_preservable(operator: OperatorBase) -> bool:
 
 
 def _import_lazily(name: str) -> Any:
-    """Import a torch module lazily, because it loads sympy (0.3 s)."""
+    """Import a torch module lazily, because it loads sympy."""
     return import_module(name)
 
 
@@ -142,7 +142,7 @@ def as_current_node(node: Node) -> AbstractContextManager[Any]:
 def own_rule(operator: Any) -> Mapping[OperatorBase, Callable[..., Any]]:
     """Return torch's decomposition of a composite operator, for ``overriding``.
 
-    torch's retrace overrides all composites like this, so that they are decomposed below autograd,
+    torch's retrace overrides all composites like this. They are then decomposed below autograd,
     where views of parameters require no gradients, and in C++, where conversions check no
     metadata. Here only the traced operator is overridden.
 
@@ -240,7 +240,7 @@ class _FirstCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that raises an error at the first call of an operator."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Reading the device of a fake tensor is one of these.
+        # Reading the device of a fake tensor calls an operator of ``prim``.
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
         raise NotImplementedError(func)

@@ -80,9 +80,9 @@ def decompose(
 
 
 def functionalize(exported_program: ExportedProgram) -> ExportedProgram:
-    """Return a copy of the program without in-place writes; other calls are unchanged.
+    """Return a copy of the program without in-place writes.
 
-    Composite operators are decomposed only if memory that they read or return is written.
+    Calls on unwritten memory are unchanged, also those of composite operators.
 
     Raises:
         DecomposeError: torch cannot functionalize the program.

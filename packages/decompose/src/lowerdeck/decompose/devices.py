@@ -119,7 +119,7 @@ def _nodes(program: ExportedProgram) -> Iterator[Node]:
 
 
 def _is_on_cpu(value: Any) -> bool:
-    # Called for every value of every program; pytree is three times slower.
+    # Called for every value of every program; pytree is slower.
     if isinstance(value, torch.Tensor):
         return value.device.type == "cpu"
     if isinstance(value, (tuple, list)):

@@ -1,7 +1,6 @@
 """Fast functionalization for in-place calls such as ``relu_`` on values without aliases.
 
-Most writes of vision models are activations and residual sums. Without aliases, each call is
-replaced by its functional variant, and nothing is traced.
+Each call is replaced by its functional variant, and nothing is traced.
 """
 
 from __future__ import annotations

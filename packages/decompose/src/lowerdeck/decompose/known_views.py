@@ -1,6 +1,6 @@
 """Known decompositions of calls with dynamic sizes.
 
-They avoid traces, which take 20 to 100 ms, mostly for symbolic guards.
+They avoid traces, which are slow because of symbolic guards.
 """
 
 from __future__ import annotations

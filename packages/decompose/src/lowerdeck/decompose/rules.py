@@ -119,7 +119,7 @@ class Rules:
 
 
 _ATEN = torch.ops.aten
-# These call no others either, but lack both tags (torch 2.13; tested by traces).
+# These call no others either, but lack both tags in torch 2.13.
 _UNTAGGED = frozenset(
     {_ATEN.fill.Tensor, _ATEN.floor_divide.default, _ATEN.roll.default, _ATEN.t.default}
     | {_ATEN.transpose.int, _ATEN.new_zeros.default}
@@ -144,7 +144,7 @@ def keep_whole(*_: Any, **__: Any) -> Any:
 @cache
 def _default() -> tuple[Table, Table]:
     # torch's table has rules for 500 composites that equal their default decomposition; overriding
-    # all of them takes half of the time of a retrace.
+    # all of them is slow.
     composites = {op: rule for op, rule in core_decompositions().items() if is_preservable(op)}
     others = {op: rule for op, rule in core_decompositions().items() if op not in composites}
     return others, {**dict.fromkeys(KEPT_COMPOSITES, keep_whole), **composites}

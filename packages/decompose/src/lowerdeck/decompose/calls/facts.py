@@ -60,19 +60,11 @@ class TensorFacts:
         return bool(facts_key(expected) == facts_key(self))
 
     def fake(self, mode: FakeTensorMode) -> FakeTensor:
-        """Return a new fake tensor with these facts, but without requires_grad.
-
-        Args:
-            mode: The fake mode of the program.
-        """
+        """Return a new fake tensor with these facts, but without requires_grad."""
         return empty_fake(mode, self.shape, self.stride, self.dtype, self.device)
 
     def input_fake(self, mode: FakeTensorMode) -> torch.Tensor:
-        """Return a new fake tensor as input of a trace.
-
-        Args:
-            mode: The fake mode of the program.
-        """
+        """Return a new fake tensor as input of a trace."""
         tensor: torch.Tensor = self.fake(mode)
         return tensor.requires_grad_() if self.requires_grad else tensor
 
@@ -105,7 +97,7 @@ def facts_of(value: Any) -> Any:
 
 def tensor_meta_of(value: FakeTensor, facts: TensorFacts) -> Any:
     """Return the ``tensor_meta`` of a fake tensor with these facts."""
-    # torch solves expressions of sizes and strides to find the memory format (3 ms).
+    # torch solves expressions of sizes and strides to find the memory format, which is slow.
     is_known = not is_static(facts) and facts.is_contiguous
     meta = tensor_meta(value, not is_known)
     return meta._replace(memory_format=torch.contiguous_format) if is_known else meta

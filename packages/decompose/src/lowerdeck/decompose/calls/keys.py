@@ -52,11 +52,7 @@ class Call(NamedTuple):
         return is_static(self.facts)
 
     def fake_inputs(self, mode: FakeTensorMode) -> list[Any]:
-        """Return inputs for a trace: new fake tensors and the call's symbols.
-
-        Args:
-            mode: The program's fake mode.
-        """
+        """Return inputs for a trace: new fake tensors and the call's symbols."""
         return [
             facts.input_fake(mode) if isinstance(facts, TensorFacts) else facts
             for facts in self.facts
