@@ -16,7 +16,7 @@ _NO_CHILDREN: list[int] = []
 """Shared empty list of children: most regions have none."""
 
 
-# Not frozen: frozen instances take four times as long to create.
+# Not frozen: frozen instances take longer to create.
 @dataclass(slots=True, eq=False)
 class Region:
     """Nodes to outline into one submodule, and nested regions.

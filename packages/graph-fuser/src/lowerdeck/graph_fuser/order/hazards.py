@@ -19,8 +19,8 @@ def order_hazards(graph: Graph, module: torch.nn.Module | None) -> list[tuple[No
 
     Random nodes keep their relative order, as do nodes with other side effects. A write stays
     after earlier readers and before later readers of the value and its views; views and getitem
-    nodes do not read memory. Mode changes (gradients, autocast) keep their position among all
-    nodes. Assertions may be reordered among each other.
+    nodes do not read memory. Mode changes (gradients, autocast) keep their position among calls.
+    Assertions may be reordered among each other.
 
     Args:
         module: Owner of the attributes that the graph reads.

@@ -29,7 +29,7 @@ def outline(
     Args:
         gm: The graph module, changed in place; its code is regenerated at its next use. An
             unsorted graph is legalized first.
-        regions: The outermost regions; they may be nested.
+        regions: The outermost regions, which may have children.
         input_order: Order of the inputs: ``"parent"`` for the parent's graph order,
             ``"first_use"`` for the region's order of use.
 

@@ -14,8 +14,8 @@ later by a wanted one k times. These k + 1 wanted items need k + 1 different par
 were in one partition, the path between them would leave it and return. Level k therefore needs k +
 1 partitions, and has them.
 
-Many items may be on several levels without breaking either argument. ``spread`` moves each to the
-level with the fewest values crossing partition boundaries.
+Many items may be on several levels without breaking either argument. ``spread`` moves them to
+levels with fewer values crossing partition boundaries.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ def propose_partitions(
 ) -> Proposal:
     """Return partitions of the supported nodes, with a reason for each excluded node.
 
-    Partitions follow levels: a node's level is the largest number of times that a path to it
-    leaves supported nodes for unsupported ones and returns. Nodes of one level form a
-    convex partition, and the number of partitions is minimal (proof in ``levels``). Nodes that fit
-    several levels go to the one with the fewest boundary values. Time and memory are linear in
+    Partitions follow levels: a node's least level is the largest number of times that a path to it
+    leaves supported nodes for unsupported ones and returns. Nodes of one level form a convex
+    partition, and the number of partitions is minimal (proof in ``levels``). Nodes that fit
+    several levels go to one with few boundary values. Time and memory are linear in
     nodes and edges; groups on cycles add a factor of at most log(groups) to the time.
     ``fuse_partitions`` accepts every proposal.
 

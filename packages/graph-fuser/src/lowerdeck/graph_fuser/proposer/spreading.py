@@ -34,7 +34,7 @@ def spread(items: ItemGraph) -> list[int]:
 def _improve(items: ItemGraph, level: list[int]) -> list[int]:
     top = max((level[item] for item, is_in in enumerate(items.wanted) if is_in), default=0)
     mover = _Mover(items, level, top)
-    # One backward and one forward sweep; further sweeps gained less than 0.1 %.
+    # One backward and one forward sweep; further sweeps gain little.
     mover.sweep(range(len(level) - 1, -1, -1), forwards=False)
     mover.sweep(range(len(level)), forwards=True)
     return level
