@@ -1,4 +1,4 @@
-"""Export a model with the call signatures of all modules."""
+"""Export a model with the call signatures of its modules."""
 
 from __future__ import annotations
 

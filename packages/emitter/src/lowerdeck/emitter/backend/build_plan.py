@@ -238,7 +238,7 @@ class PlanBuilder:
         key = ("planned", storage, offset, value.dtype, value.sizes, value.dim_order)
         if root.grows and root is not value and _matches_root(value, root):
             return self._tensor_index(root)
-        # Dynamic tensors and their views never share an entry: the runtime resizes entries in
+        # Dynamic tensors and their views have separate entries: the runtime resizes entries in
         # place.
         shared = not any(v.dynamic or v.grows for v in (value, root))
         if shared and key in self._by_key:

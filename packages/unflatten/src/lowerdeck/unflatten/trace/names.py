@@ -5,10 +5,7 @@ In strict export, the keys of ``nn_module_stack`` identify the called modules. B
 keep only one name of a shared plain tensor; modules that have the tensor under another name read
 it under the kept name.
 
-``ModulePaths`` has the names; ``find_shared_modules`` applies these repairs in order:
-
-- ``_read_calls``: in strict export, calls with equal module ids are calls of one module.
-- ``_merge_equal_state``: called modules of one type that share all tensors are one module.
+``ModulePaths`` has the names; ``find_shared_modules`` merges those of one module.
 """
 
 from __future__ import annotations

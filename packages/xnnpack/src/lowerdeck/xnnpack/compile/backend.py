@@ -187,7 +187,7 @@ def emit_partition(
 def _input_encoding(node: fx.Node, dtype: torch.dtype) -> XnnEncoding:
     if dtype != torch.int8:
         return _EXTERNAL.get(dtype, FLOAT)  # bools: the partitioner checked their users
-    # All users of an integer input dequantise it with the same scale.
+    # The nodes that dequantise one input have the same scale.
     readers = [user for user in node.users if name_of(user) == DEQUANTIZE]
     if not readers:
         raise UnsupportedNodeError(

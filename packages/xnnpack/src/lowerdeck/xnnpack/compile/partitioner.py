@@ -147,7 +147,7 @@ class XnnpackPartitioner(Partitioner):
         self.refused = {
             node.name: reason
             for node, reason in reasons.items()
-            # Nodes that only prepare a layer's operands are not in the program.
+            # Nodes added for restored layers are not in the program.
             if reason and node.name not in tagged and matched.sources.get(node) != ()
         }
         keep_decisions(exported_program.graph, matched, constants)

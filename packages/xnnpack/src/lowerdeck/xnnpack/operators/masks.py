@@ -118,7 +118,7 @@ def _spread_sizes(shape: Sequence[Dim], many: int) -> Sequence[Dim]:
 
 
 def _runtime_mask(emission: Emission, tracked: Tracked, many: int, *, bools: bool) -> Mask:
-    """Convert a run-time mask so that a plain softmax is never NaN.
+    """Convert a run-time mask so that a plain softmax of fully masked rows is not NaN.
 
     Fully masked rows become finite, so that their softmax is finite, and the result is multiplied
     by 0. Other rows are unchanged, including -inf.

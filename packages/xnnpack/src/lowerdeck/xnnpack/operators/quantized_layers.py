@@ -176,7 +176,7 @@ def quantized_linear(
         filter_id, bias_id = store_static(emission, _matrix(weight), tensor, rows.encoding)
         _add(emission, node, emission.id_of(rows), [filter_id], bias_id)
         return
-    # float16 goes through float32, where all kinds of weights run on all processors.
+    # float16 inputs are converted to float32, which supports all kinds of weights.
     with emission.stored(FLOAT, FLOAT):
         operands = _dynamic if reads_rounded_rows(node) else _weight_only
         _add(emission, node, *operands(emission, rows, weight, tensor))
