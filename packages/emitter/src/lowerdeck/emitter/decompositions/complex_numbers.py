@@ -1,7 +1,7 @@
 """Decompose complex operators without a kernel into real arithmetic.
 
-Such operators are computed on pairs of real numbers. A complex number and such a pair have the
-same bytes, so conversions are free for static shapes.
+A complex number and a pair of real numbers have the same bytes, so conversions are free for static
+shapes.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _FUNCTIONS: dict[object, XnnOperator] = {
 _EXTERNAL = {torch.float16: HALF, torch.bfloat16: BFLOAT, torch.bool: TRUTH}
 SIZES = (int, torch.SymInt)
 _WINDOWS = ("Convolution", "Pooling")
-"""Nodes that leave height and width of the result unset if the batch is empty."""
+"""Tables of nodes that leave height and width of their results unset if the batch is empty."""
 _LOG = logging.getLogger("lowerdeck.xnnpack")
 
 

@@ -28,7 +28,7 @@ class Scratch:
         self._existing: set[int | None] = set()
 
     def add_existing(self, tensor: torch.Tensor) -> None:
-        """Record that a tensor's memory is not to be counted, unless it is a subclass."""
+        """Exempt the memory of a plain tensor from the limit."""
         if type(tensor) is torch.Tensor:
             # Not keyed by address: reading it would materialise a lazy copy of the weights.
             self._existing.add(storage_identity(tensor))

@@ -68,8 +68,9 @@ class Values:
         Args:
             shape: Sizes in torch's order.
         """
-        # The runtime replans memory when a value outgrows its declared or last size: with a
-        # declared bound it would keep the plan of a smaller first call, and overrun it.
+        # Dynamic sizes are declared as 0: the runtime replans memory only when a value outgrows
+        # its declared or last size. With a declared bound, it would keep the plan of a smaller
+        # first call, and overrun it.
         dims = tuple(size if isinstance(size, int) else 0 for size in layout.arrange(shape))
         return self._append(dims, self.writes).id
 

@@ -28,7 +28,7 @@ from lowerdeck.xnnpack.payload import HALF
 def _fully_connected(
     emission: Emission, node: Node, source: Node, filters: Node, bias: Node | None, flags: int
 ) -> None:
-    """Add ``source x filters + bias``; the filters are [N, K], or [K, N] with the flag."""
+    """Add ``source @ filters.T + bias``; with the flag, the filters are (inputs, outputs)."""
     weight = _integers(emission, filters, flags)
     if weight is not None and (bias is None or emission.of(bias).is_constant):
         try:

@@ -170,7 +170,7 @@ def _fill_of(call: Call) -> tuple[str, str] | None:
 
 
 def _is_low(call: Call, name: str, scores: str) -> bool:
-    """Return whether an argument is a low number that scores, not constants, are filled with."""
+    """Return whether an argument is a low number, and the scores are not constant."""
     value = call.args[name]
     is_scalar = isinstance(value, Node) and value.target in _SCALARS and not call.rank(name)
     if is_scalar and call.is_constant(name):

@@ -146,7 +146,7 @@ def symmetric(weight: Quantized) -> Quantized:
     """Return a weight with zero points of 0, as the runtime requires.
 
     Raises:
-        FloatNeededError: With zero points of 0 the weight does not fit into 8 bits.
+        FloatNeededError: The weight cannot have zero points of 0.
     """
     centred = weight.centred()
     if centred is None:

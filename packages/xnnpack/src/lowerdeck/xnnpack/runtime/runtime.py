@@ -66,7 +66,7 @@ class LoadedPayload:
 
 
 class XnnpackRuntime:
-    """Executes payloads node by node with torch's kernels, with all checks."""
+    """Executes payloads node by node with torch's kernels."""
 
     def init(
         self,
