@@ -177,7 +177,7 @@ class Mismatch(NamedTuple):
     Attributes:
         position: Position of the leaf, arguments before results.
         recorded: Description of the record.
-        value: The leaf that the call has.
+        value: The actual leaf.
     """
 
     position: int
@@ -241,7 +241,7 @@ def compare(
     Args:
         sizes: Value of each symbol; filled in.
         any_float: Accept any floating-point dtype for a recorded one.
-        start: Index of the first leaf.
+        start: Position of the first leaf in a reported mismatch.
     """
     for position, (record, value) in enumerate(zip(records, values, strict=True), start):
         # A symbolic trace would drop a proxy passed for a constant.
@@ -382,7 +382,7 @@ class RootGuards:
         examples = [node.meta.get("val") for node in placeholders]
         self.labels: list[str] = signature.leaf_labels(examples)
         names = signature.leaf_labels(examples, lambda name: f"[{name!r}]")
-        # Names that no argument has, because error messages quote them.
+        # Names that no argument has: error messages get labels in their place.
         unique = [f"_input_{number}_" for number in range(len(names))]
         texts = []
         for condition in conditions:

@@ -170,7 +170,7 @@ def _drop_aliases(program: ExportedProgram) -> None:
     """Erase pass-through aliases (``is_pass_through``) that decomposition would drop.
 
     These are unused aliases and aliases of mutated memory. A mutated argument that is afterwards
-    used only as the result is marked as such.
+    used only as the result is marked with ``RESULT``.
     """
     graphs = [module.graph for module in graphs_of(program.graph_module)]
     aliases = [(graph, node) for graph in graphs for node in graph.nodes if is_pass_through(node)]

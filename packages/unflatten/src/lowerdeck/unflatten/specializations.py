@@ -82,10 +82,7 @@ class PendingCall:
 
 
 def start(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    """Check the arguments of a module that is not called by an unchanged parent, and run it.
-
-    Generated code calls this function with the arguments that it got.
-    """
+    """Check the arguments of a module that is not called by an unchanged parent, and run it."""
     function = getattr(type(module), FUNCTIONS)[0]
     return _run_checked(module, module.__dict__[PRIVATE], function, args, kwargs)
 

@@ -83,7 +83,7 @@ def find_preserved_calls(trace: Trace, copier: ProgramCopier) -> None:
 
 
 def _find_recorded(trace: Trace, copier: ProgramCopier, recorded: Mapping[str, Any]) -> None:
-    # Regions reuse names of the root graph, which signatures resolve first.
+    # A region may reuse a name of the root graph; in a signature the name means the root's node.
     nodes = [node for node in trace.program.graph.nodes if node in copier.values]
     by_name = {node.name: copier.values[node] for node in nodes}
     for node, value in copier.values.items():
