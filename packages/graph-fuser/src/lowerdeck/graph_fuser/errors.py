@@ -22,8 +22,8 @@ class CycleError(RegionError, RuntimeError):
     Also a ``RuntimeError``, for callers that catch the error of torch's ``legalize_graph``.
 
     Attributes:
-        path: Nodes of the cycle; the first and last are in the same region. Neighbours are joined
-            by a graph edge or are nodes of one region.
+        path: Nodes of the cycle; the first and last are one node, or nodes of one region.
+            Neighbours are joined by a graph edge or are nodes of one region.
         regions: Region name of each node in ``path``, or None.
     """
 

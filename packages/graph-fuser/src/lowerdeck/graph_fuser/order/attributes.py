@@ -6,7 +6,7 @@ import torch
 
 
 def install(module: torch.nn.Module, path: str, value: object) -> None:
-    """Set the attribute of ``module`` at a dotted path; tensors become buffers, nothing is copied.
+    """Set the attribute of ``module`` at a dotted path; plain tensors become buffers.
 
     Args:
         module: The module to change.
