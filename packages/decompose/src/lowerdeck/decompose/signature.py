@@ -47,10 +47,8 @@ def add_output(
     """Add the output node to the new graph, and return the graph's signature.
 
     Args:
-        program: The program before decomposition.
         walk: Converter, which has run up to the output.
         placeholders: Values of the placeholders, with pending writes.
-        outputs: Values of the output node.
 
     Raises:
         WholeProgramError: A signature cannot express a mutation.

@@ -207,7 +207,6 @@ class Walk:
         """Add and return a clone of a node.
 
         Args:
-            node: Node of the new graph.
             source: Original node whose metadata is inherited.
         """
         result: Value = self.call(_ATEN.clone.default, (Value.fresh(node),), {}, source)

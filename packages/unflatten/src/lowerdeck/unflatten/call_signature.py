@@ -193,12 +193,7 @@ class CallSignature:
 
 
 def flat_signature(inputs: int, outputs: int) -> CallSignature:
-    """Return the signature of a call that takes and returns tensors without structure.
-
-    Args:
-        inputs: Number of arguments.
-        outputs: Number of results.
-    """
+    """Return the signature of a call that takes and returns tensors without structure."""
     in_spec = pytree.tree_structure((tuple([0] * inputs), {}))
     out_spec = pytree.tree_structure(0 if outputs == 1 else tuple([0] * outputs))
     names, _ = argument_variables(in_spec, None)
@@ -407,7 +402,6 @@ def container_text(kind: object, parts: Sequence[str], keys: Iterable[str] = ())
 
     Args:
         kind: ``tuple``, ``list`` or ``dict``.
-        parts: Source of each element.
         keys: Source of each key of a dict.
     """
     if kind is dict:

@@ -196,7 +196,6 @@ def check(
 
     Args:
         calls: Recorded calls of one specialization.
-        arguments: Leaves of the arguments.
         results: Leaves of the result; None before the call. If given, arguments only select
             recorded calls and bind size symbols.
         any_float: Accept any floating-point dtype for a recorded one.
@@ -367,7 +366,6 @@ class RootGuards:
 
     Args:
         placeholders: Placeholder of each user input.
-        ranges: Range of each symbol.
         conditions: Guards that export recorded, as Python expressions.
         signature: Structure of the arguments.
     """

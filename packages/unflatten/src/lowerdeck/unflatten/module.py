@@ -240,11 +240,7 @@ def _plain_class(cls: type) -> type:
 
 
 def print_readable(module: torch.nn.Module, print_output: bool) -> str:
-    """Return the code of ``module`` and all modules below it, as classes.
-
-    Args:
-        print_output: Whether to also print the text.
-    """
+    """Return the code of ``module`` and all modules below it; print it if ``print_output``."""
     parts: list[str] = []
     for path, inner in module.named_modules():
         body = inner.__dict__.get(PRIVATE)

@@ -187,7 +187,6 @@ def call_specialization(
         child: The child or its replacement, which computes extra inputs itself.
         path: The caller's name of the child.
         number: Index of the specialization.
-        extras: The extra inputs.
         has_outputs: The callable returns (result, extra outputs).
     """
     return partial(_call_pending, module, child, path, number, extras, has_outputs)

@@ -22,7 +22,6 @@ def constant_plan(name: str, result: Any, constants: ConstantPool) -> ExecutionP
     """Return a method that returns ``result`` and has no inputs or instructions.
 
     Args:
-        name: Name of the method.
         result: A number, bool, text, None or tensor, or a pytree of those.
         constants: The program's constants; extended.
 

@@ -39,7 +39,6 @@ class ExternalWeights:
             value: The weight as the program reads it.
             root: The parameter or buffer that owns its memory.
             offset: Offset in bytes into that memory.
-            data: The bytes of the weight.
 
         Returns:
             The key, None for a weight that stays in the program.
@@ -72,11 +71,7 @@ class ChosenFiles:
         self._chosen: dict[str, str | None] = {}
 
     def of(self, method: str, program: ExportedProgram) -> Callable[[str], str | None]:
-        """Return a cached function from the weight names of one method to file stems.
-
-        Args:
-            method: Name of the method.
-        """
+        """Return a cached function from the weight names of one method to file stems."""
         nodes = _placeholders(program)
         stems: dict[str, str | None] = {}
 

@@ -83,13 +83,8 @@ def batch_norm(
 
     Args:
         input: The batch, with the channels in dimension 1.
-        weight: Factor of each channel, or None.
-        bias: Bias of each channel, or None.
-        running_mean: Running mean of each channel.
-        running_var: Running variance of each channel.
         training: Whether to use batch statistics; False is not decomposed here.
         momentum: Weight of the batch statistics in the new running statistics.
-        eps: Added to the variance.
     """
     if not training:
         return NotImplemented

@@ -60,8 +60,6 @@ def searchsorted(
 
     Args:
         sorted_sequence: The sorted elements, along the last dimension.
-        self: The elements to find a position for.
-        out_int32: Whether the result is int32.
         right: Whether equal elements precede the position.
         side: ``"left"`` or ``"right"``; an alternative to ``right``.
         sorter: Indices that sort ``sorted_sequence``, if it is unsorted.

@@ -29,7 +29,6 @@ def average_pool(
         stride: Stride of the windows; the kernel size if empty.
         padding: Zeros around the volume.
         ceil_mode: Whether windows may extend beyond the end.
-        count_include_pad: Whether padding is counted.
         divisor_override: Divisor of the sums; the number of elements by default.
     """
     if not self.is_floating_point():

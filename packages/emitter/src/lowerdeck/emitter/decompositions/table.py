@@ -169,7 +169,6 @@ def decompose(exported: ExportedProgram, settings: EmitConfig) -> ExportedProgra
 
     Args:
         exported: Any exported program: training IR, core ATen, with delegates or without.
-        settings: The settings of the emission.
 
     Raises:
         DecompositionError: If torch or a rule fails, or a rule specializes a dynamic size.
@@ -240,12 +239,7 @@ def _check_sizes(varying: list[tuple[str, int, torch.SymInt]]) -> None:
 def needs_decomposition(
     exported: ExportedProgram, table: Decompositions, kernels: KernelTable
 ) -> bool:
-    """Return whether any operator of ``exported`` needs a decomposition.
-
-    Args:
-        table: Decompositions by operator.
-        kernels: The kernels that may be called.
-    """
+    """Return whether any operator of ``exported`` needs a decomposition."""
     return any(_must_decompose(node, table, kernels) for node in Provenance(exported).nodes)
 
 

@@ -39,9 +39,7 @@ def convolution(
         padding: Zeros around the volume; for a transposed convolution, the elements cropped at
             each side.
         dilation: Distance between the taps of the kernel.
-        transposed: Whether this is a transposed convolution.
         output_padding: Elements that a transposed convolution adds at the end of each dimension.
-        groups: Number of groups of channels.
     """
     if input.dim() != 5:
         return NotImplemented

@@ -35,9 +35,6 @@ class StatePool:
     def place(self, key: str, storage: Storage) -> int:
         """Return the offset in bytes of a state, which is the same in all methods that use it.
 
-        Args:
-            key: Name of the state.
-
         Raises:
             UnsupportedError: If a buffer of this name has another size in another method.
         """

@@ -58,7 +58,6 @@ class ValueFactory:
         """Return the value for a tensor of the graph.
 
         Args:
-            name: Name of its node.
             fake: The tensor in the node's metadata.
             order: The dimensions from the outermost in memory to the innermost; contiguous when
                 None.
@@ -85,7 +84,6 @@ class ValueFactory:
         """Return the value for a constant tensor.
 
         Args:
-            name: Name of its node.
             tensor: The tensor; its memory is not copied.
             key: Name of the parameter or buffer in the model.
         """

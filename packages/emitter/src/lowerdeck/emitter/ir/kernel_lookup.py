@@ -17,7 +17,6 @@ def find_kernel(target: object, table: KernelTable) -> tuple[Kernel | None, str]
 
     Args:
         target: An ``OpOverload``, a function on numbers or a ``Kernel``.
-        table: The kernels that may be called.
     """
     if isinstance(target, Kernel):
         return (target, "") if target.full_name in table else (None, "no such kernel")

@@ -64,7 +64,6 @@ def plan_memory(code: Code, planner: MemoryPlanner) -> list[int]:
     Sets ``memory_id`` and ``offset`` of the storages.
 
     Args:
-        code: The steps of a method.
         planner: Places the activations, inputs and outputs.
 
     Returns:
@@ -92,7 +91,6 @@ def with_state(
 
     Args:
         sizes: The sizes of the other memories.
-        code: The steps of the method.
         states: The program's mutable buffers; extended.
         memory_id: Id of their memory, the same in all methods and above the ids of all plans.
     """

@@ -30,7 +30,6 @@ def compose_linears(method: Method, table: KernelTable) -> None:
 
     Args:
         method: The method, changed in place.
-        table: The kernels of the runtime.
 
     Requires:
         Run-time numbers are computed by kernels. Small constants are not folded yet: a folded

@@ -26,7 +26,6 @@ def run_passes(
 
     Args:
         method: The method, changed in place.
-        config: The settings of the emission.
         stem_of: Returns the stem of the file of a parameter or buffer, None for the program
             itself.
 

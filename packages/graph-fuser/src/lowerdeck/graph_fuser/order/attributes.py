@@ -9,7 +9,6 @@ def install(module: torch.nn.Module, path: str, value: object) -> None:
     """Set the attribute of ``module`` at a dotted path; plain tensors become buffers.
 
     Args:
-        module: The module to change.
         path: Dotted path; missing parent modules are created.
     """
     *holders, name = path.split(".")

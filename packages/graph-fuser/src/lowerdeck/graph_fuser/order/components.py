@@ -9,7 +9,6 @@ def strong_components(count: int, after: Sequence[Sequence[int]]) -> list[list[i
     """Return the strongly connected components of a directed graph, in topological order.
 
     Args:
-        count: Number of vertices.
         after: Successors of each vertex.
     """
     # Tarjan's algorithm with an explicit stack: graphs exceed the recursion limit.

@@ -41,7 +41,6 @@ def call_meta(outputs: Sequence[Node], *, bare: bool) -> dict[str, object]:
     """Return the meta of a call that returns ``outputs``; omit keys absent from all outputs.
 
     Args:
-        outputs: The returned nodes.
         bare: Whether the call returns its single output without a tuple.
     """
     if bare:

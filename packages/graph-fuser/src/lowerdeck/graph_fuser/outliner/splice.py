@@ -51,9 +51,6 @@ def replace_inputs(user: Node, replacement: dict[Node, Node]) -> None:
 
     Several inputs are replaced in one pass over the arguments, to stay linear for users of many
     results.
-
-    Args:
-        replacement: Maps old inputs to new ones.
     """
     if len(replacement) == 1:
         ((old, new),) = replacement.items()

@@ -47,7 +47,6 @@ def item_graph(
     Args:
         nodes: The graph's nodes in topological order.
         item_of: Item of each node; items are numbered in topological order.
-        count: Number of items.
         wanted: Whether each node may be in a partition.
         hazards: Node pairs whose order must be preserved.
     """

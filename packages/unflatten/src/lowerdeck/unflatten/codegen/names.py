@@ -252,11 +252,7 @@ def batch_norm(
 
 
 def callable_for(target: Any, keywords: Any) -> Any:
-    """Return the function that implements ``target`` with these keywords in generated code.
-
-    Args:
-        keywords: Names of the keyword arguments.
-    """
+    """Return the function that implements ``target`` with these keywords in generated code."""
     if target is _BATCH_NORM and not keywords:
         return batch_norm
     if keywords and not KEYWORDS.issuperset(keywords):

@@ -287,7 +287,6 @@ class Emission(Values):
 
         Args:
             value: The id of its input.
-            shape: Sizes of the result.
             weights: The ids of its filters and its bias.
             limits: Minimum and maximum to clamp the result to.
             flags: ``XnnNode.TRANSPOSE_WEIGHTS`` for filters of shape (inputs, outputs).
@@ -347,7 +346,6 @@ class Emission(Values):
 
         Args:
             before: Amount before each dimension, in torch's order.
-            after: Amount after each dimension.
             number: The padding value, 0 if None.
             layout: The layout of the result, the tensor's preferred one by default.
         """

@@ -131,7 +131,6 @@ class Values:
 
         Args:
             value: Id of the other value, with one scale or a scale per row.
-            size: Number of rows.
         """
         whole = self.graph.values[value]
         assert whole.constant is not None

@@ -38,12 +38,7 @@ def runs(indices: Sequence[int]) -> Iterator[Run]:
 
 
 def choice_refusal(shape: Sequence[Dim], indices: Sequence[int]) -> str | None:
-    """Return why indices of a dimension cannot be selected, or None.
-
-    Args:
-        shape: The sizes of the tensor.
-        indices: The indices of one of its dimensions.
-    """
+    """Return why indices of a dimension cannot be selected, or None."""
     few = {1: 0.0, 0: _FEW, -1: _max_by_element(shape)}
     pieces = sum(count if count <= few[step] else 1 for _, count, step in runs(indices))
     if pieces > _MOST_PIECES:

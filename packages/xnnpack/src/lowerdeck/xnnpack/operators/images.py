@@ -119,7 +119,6 @@ def mean_of_images(
     Args:
         value: The id of the images.
         shape: Sizes of the result in torch's order.
-        layout: Layout of the result.
         keep: Whether to keep height and width with size 1.
     """
     flags = XnnNode.KEEP_DIMS if keep else 0

@@ -112,9 +112,6 @@ def shift_by_first(emission: Emission, tracked: Tracked, axes: Collection[int]) 
 
     The rounded mean of equal numbers may differ from them, and a norm divides the difference by
     the root of eps. After the subtraction, a constant row is exactly 0.
-
-    Args:
-        axes: The dimensions of the mean.
     """
     rank = len(tracked.shape)
     first = emission.part(tracked, (0,) * rank, [int(axis in axes) for axis in range(rank)])
@@ -129,7 +126,6 @@ def _standardized(
     Args:
         shifted: The tensor minus its first element, see :func:`shift_by_first`.
         mean: Function of a tensor of that shape and a number: returns the mean plus the number.
-        eps: Added to the variance.
     """
     centred = emission.binary(XnnOperator.SUBTRACT, shifted, mean(shifted, 0.0))
     variance = mean(emission.unary(XnnOperator.SQUARE, centred), eps)

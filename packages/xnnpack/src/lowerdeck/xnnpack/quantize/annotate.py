@@ -45,7 +45,6 @@ def annotate_layers(graph_module: GraphModule, specs: Specs, accepts: Accepts) -
     """Annotate convolutions and linear layers, with the batch norm and relu after them, in place.
 
     Args:
-        graph_module: The module to quantise.
         accepts: Whether a node may be quantised.
     """
     for node in _calls(graph_module, LINEAR | CONVOLUTION | TRANSPOSED):
@@ -60,7 +59,6 @@ def annotate_arithmetic(graph_module: GraphModule, specs: Specs, accepts: Accept
     """Annotate additions, multiplications and concatenations, in place.
 
     Args:
-        graph_module: The module that PT2E is to quantise.
         accepts: Whether a node may be quantised.
     """
     for node in _calls(graph_module, BINARY):
@@ -84,7 +82,6 @@ def share_scales(graph_module: GraphModule, specs: Specs, accepts: Accepts) -> N
     Adaptive average pools are quantised regardless of their input.
 
     Args:
-        graph_module: The module that PT2E is to quantise.
         accepts: Whether a pool may be quantised.
     """
     for node in _calls(graph_module, SHARING):

@@ -137,9 +137,6 @@ def quantized(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
 def fake_quantized(numbers: torch.Tensor, value: XnnValue) -> torch.Tensor:
     """Return a node's result, rounded as stored in a quantised or float16 value.
 
-    Args:
-        numbers: The result in float32.
-
     Returns:
         The nearest numbers in the value's datatype and scale, in float32.
     """
