@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import operator
+import re
 from collections import Counter
 from typing import Any
 
@@ -95,7 +97,9 @@ def _outputs(program: ExportedProgram) -> list[tuple[str, str, Any]]:
 
 
 # Torch's retrace may turn numbers round, which are the same then.
-_COMMUTATIVE = frozenset({torch.sym_min, torch.sym_max})
+_COMMUTATIVE = frozenset({torch.sym_min, torch.sym_max, operator.add, operator.mul})
+# Strides that are smaller for sizes of 0 only, which torch's retrace writes in some views.
+_SMALLER_IF_EMPTY = re.compile(r"Min\((\d+), \1\*\w+\)")
 
 
 class _Numbered:
@@ -180,7 +184,8 @@ def _value(value: Any) -> Any:
     def said(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             strided = leaf.layout is torch.strided
-            stride = tuple(map(str, leaf.stride())) if strided else (str(leaf.layout),)
+            numbers = map(str, leaf.stride()) if strided else (str(leaf.layout),)
+            stride = tuple(_SMALLER_IF_EMPTY.sub(r"\1", number) for number in numbers)
             return (tuple(map(str, leaf.shape)), stride, str(leaf.dtype), str(leaf.device))
         if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return str(leaf)
