@@ -31,6 +31,9 @@ OUTCOMES = {
     "shifted_names": "wrong in torch",  # program.module() gives both placeholders one name
 }
 """What comes of programs of the zoo in which torch itself differs from eager."""
+# Its idle dropout returns its input, which is then written: torch's traces take the result for a
+# copy, as ours do, and torch cannot decompose the rest of the program.
+WRONG_AS_IN_TORCH = frozenset({("writes/326", "second")})
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,7 +54,11 @@ def test_models_of_the_zoo_come_out_as_torch_gives_them(program: Program) -> Non
 def test_raw_programs_come_out_as_torch_gives_them(start: int, kind: str) -> None:
     found: list[Finding] = []
     for seed in range(start, start + BLOCK):
-        found += run_group(f"{kind}/{seed}")
+        found += [
+            one
+            for one in run_group(f"{kind}/{seed}")
+            if (one.group, one.program) not in WRONG_AS_IN_TORCH
+        ]
     assert all(one.outcome in WELL for one in found), summary(found)
     left_out = [one for one in found if one.outcome in LEFT_OUT]
     assert len(left_out) <= MOST_LEFT_OUT[kind] * len(found), summary(found)

@@ -157,7 +157,7 @@ def _is_contiguous(facts: TensorFacts, *, by_hint: bool = False) -> bool | None:
         return True
     strides = zip(facts.shape, facts.stride, contiguous_strides(facts.shape), strict=True)
     # The stride of a dimension of size 1 may be any number.
-    hints = [(hint_of(old), hint_of(new)) for size, old, new in strides if varies(size) or size != 1]
+    hints = [(hint_of(a), hint_of(b)) for size, a, b in strides if varies(size) or size != 1]
     if None in chain.from_iterable(hints):
         return None
     return False if any(old != new for old, new in hints) else by_hint or None
