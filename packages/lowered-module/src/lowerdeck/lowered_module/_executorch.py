@@ -24,9 +24,6 @@ def joint_class(cls: type) -> type:
 
     ExecuTorch's passes check delegates by ``isinstance()`` with ExecuTorch's delegate class. The
     result is a subclass of both classes if ExecuTorch is loaded, else ``cls``.
-
-    Args:
-        cls: This package's class of delegates.
     """
     peer = _loaded("lowered_backend_module", "LoweredBackendModule")
     return cls if peer is None else _joined(cls, peer)
@@ -49,7 +46,7 @@ def is_exir(value: object) -> bool:
 
 def edge_operator(target: object) -> Any:
     """Return the torch operator of an Edge dialect operator, or None for other objects."""
-    # The attribute of ExecuTorch's class; no public one exists.
+    # ExecuTorch's class has no public attribute for the operator.
     operator = getattr(target, "__dict__", {}).get("_op") if is_exir(target) else None
     return operator if isinstance(operator, OpOverload) else None
 
@@ -72,11 +69,7 @@ def needs_edge(partitioner: object) -> bool:
 
 
 def is_exir_backend(backend: object) -> bool:
-    """Return whether a backend was written for ExecuTorch, and so for its Edge dialect.
-
-    Args:
-        backend: The class of a backend.
-    """
+    """Return whether a backend was written for ExecuTorch, and so for its Edge dialect."""
     base = backend_base()
     return base is not None and isinstance(backend, type) and issubclass(backend, base)
 
@@ -93,10 +86,7 @@ def backend_own_copy(backend: Any) -> Any:
 
 
 def edge_dialect_is_loaded() -> bool:
-    """Return whether operators of ExecuTorch's Edge dialect exist in this process.
-
-    Code that compares operators with Edge operators has imported the module that defines them.
-    """
+    """Return whether operators of ExecuTorch's Edge dialect exist in this process."""
     modules = {"executorch.exir.dialects._ops", "executorch.exir.verification.verifier"}
     return modules <= sys.modules.keys()
 
@@ -104,10 +94,7 @@ def edge_dialect_is_loaded() -> bool:
 def in_edge_dialect(operator: OpOverload) -> Any:
     """Return the Edge dialect counterpart of a torch operator, or None if there is none.
 
-    View operators are mapped to copies.
-
-    Args:
-        operator: An operator of torch.
+    View operators are mapped to their ``_copy`` variants, if the dialect has them.
     """
     namespace, _, name = schema_of(operator).name.partition("::")
     edge = getattr(_loaded("dialects._ops", "ops").edge, namespace)

@@ -31,7 +31,7 @@ def fake_mode_of(values: object) -> FakeTensorMode | None:
 
 
 def new_fake_mode() -> FakeTensorMode:
-    """Return a fake mode with a new shape environment, as programs have."""
+    """Return a fake mode with a new shape environment."""
     # Imported here: it loads sympy (0.3 s).
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

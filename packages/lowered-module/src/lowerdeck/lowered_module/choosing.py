@@ -24,7 +24,7 @@ from lowerdeck.torch_base import pytree
 _AS_FAST = 1.01
 """A file without a backend is preferred if it is at most 1 % slower than the fastest."""
 _SECONDS = 0.5
-"""Measuring time of each file; each file is called at least 3 times."""
+"""Measuring time of each file, which is called 3 to 1000 times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,11 @@ class Trial:
 
     Attributes:
         name: The backend, or ``"no backend"`` for the runtime's own kernels alone.
-        milliseconds: Shortest time of a call in the official runtime; infinite if it cannot be
+        milliseconds: Shortest time of a call in the official runtime; infinite if the lowering
+            cannot be chosen.
+        outcome: Number of delegates and difference from eager, or why the lowering cannot be
             chosen.
-        outcome: Delegates and difference from eager, or why it cannot be chosen.
+        chosen: Whether ``lower_fastest`` returned this lowering.
     """
 
     name: str

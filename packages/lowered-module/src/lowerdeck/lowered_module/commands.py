@@ -156,7 +156,6 @@ class LowerCommand:
             lowerdeck.inspect.CommandError: The file cannot be written.
         """
         _refuse_contradictions(args)
-        # The default backend, if it is installed.
         is_free = not args.backend and not args.auto
         default = _DEFAULT if is_free and installed_entries(PARTITIONERS, _DEFAULT) else ""
         args.backend = [
@@ -351,7 +350,7 @@ def _compared(
 ) -> tuple[tuple[OutputAccuracy, ...], str | list[str]]:
     """Return the difference of a file's outputs from the model's, and the compared sizes.
 
-    If the file cannot be compared, the result has no differences, but the reason.
+    If the file cannot be compared, return no differences, and the reason instead of the sizes.
     """
     if importlib.util.find_spec("lowerdeck.runner") is None:
         if check:

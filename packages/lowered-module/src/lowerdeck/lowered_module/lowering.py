@@ -128,7 +128,7 @@ def to_backend(
     several methods; a backend can compile its partitions of all methods together
     (``preprocess_multimethod``).
 
-    Arguments are never changed, even if lowering fails. Weights are not copied. Results do not
+    Arguments are not changed, even if lowering fails. Weights are not copied. Results do not
     depend on executor and cache. Python's garbage collector is paused meanwhile.
 
     Args:
@@ -307,7 +307,7 @@ def _lowered(
 
 
 def _functional(program: ExportedProgram) -> ExportedProgram:
-    """Return a repaired program without in-place writes, since delegates only pass values."""
+    """Return a repaired program without in-place writes."""
     changed = changed_constant(program)
     if changed is not None:
         raise SignatureError(f"{changed}: re-export the module, or restore its constant")
@@ -321,7 +321,6 @@ def _regrouped(values: ExportedProgram, changed: MemoryMap | None = None) -> Exp
     """Rewrite dynamic sizes, masks and views so that backends can delegate more.
 
     Args:
-        values: Any functional program.
         changed: The memory that other methods change.
     """
     if not values.range_constraints:

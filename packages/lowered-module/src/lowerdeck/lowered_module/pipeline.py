@@ -108,7 +108,7 @@ def lower(
 
     Each method is exported if it is a module. With partitioners it is decomposed to core ATen
     operators except those that they keep, partitioned, and compiled by the backends; without, only
-    ``emit`` decomposes it. Arguments are not changed and weights are not copied.
+    ``emit`` decomposes it. Arguments are not changed. Weights on the CPU are not copied.
 
     Args:
         programs: An exported program, or a module with example inputs: ``(module, args)``,
@@ -235,7 +235,7 @@ def _exported(method: str, model: Any) -> ExportedProgram:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A module with example inputs, each a different tensor.
+    """A module with example inputs.
 
     Attributes:
         module: The module; for an exported program, its ``module()``.
@@ -324,7 +324,7 @@ def trains(program: ExportedProgram) -> bool:
 
 
 def example_of(value: Any, origin: str) -> Example:
-    """Return a module with example inputs, each a different tensor.
+    """Return a module with example inputs.
 
     Args:
         value: An exported program, or a module with example inputs.
@@ -358,8 +358,6 @@ def separate_inputs(
     torch.export identifies inputs by tensor object: if a tensor is passed twice or is also a
     parameter or buffer of the module, the program has one input for both.
 
-    Args:
-        kwargs: Example inputs by name.
     """
     seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
 
@@ -389,7 +387,7 @@ def decomposed_for(
     Args:
         partitioners: The partitioners of each method.
         programs: The program of each method.
-        keep: Operators that are never decomposed.
+        keep: Additional operators to keep.
 
     Raises:
         LoweringError: ``ops_to_not_decompose`` of a partitioner failed, or a program cannot be
@@ -406,7 +404,8 @@ def decomposed_for(
     always: dict[OpOverload, Any] = dict.fromkeys(keep)
     decomposed = {}
     for name, exported in programs.items():
-        # As exir does: partitioners look for weights among the inputs.
+        # As in exir, a weight of a tensor subclass becomes plain inputs, which partitioners
+        # expect.
         program = with_plain_sizes(unwrap_subclass_parameters(exported))
         kept, kept_by_all = _kept(program, partitioners.get(name, ()))
         rules = pre_partition_rules(kept_by_all)
@@ -419,8 +418,8 @@ def decomposed_for(
     return decomposed
 
 
-# Its decomposition computes the index of each element with a dozen kernels, at each call if sizes
-# are dynamic; the runtime has a kernel for `roll`.
+# With dynamic sizes, its decomposition computes indices at each call; the runtime has a kernel
+# for `roll`.
 _ROLL = torch.ops.aten.roll.default
 
 
@@ -428,7 +427,7 @@ def _is_dynamic(call: Node) -> bool:
     return any(map(varies, call.meta["val"].shape))
 
 
-# Composite layers may contain operators that a partitioner keeps.
+# Composite operators that may contain operators that a partitioner keeps.
 _RECURRENT = {"aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"}
 _RECURRENT |= {"aten::lstm_cell", "aten::gru_cell", "aten::rnn_tanh_cell", "aten::rnn_relu_cell"}
 

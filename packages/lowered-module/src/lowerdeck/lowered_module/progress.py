@@ -15,7 +15,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from lowerdeck.inspect import is_closed
 
 Progress = Callable[[int, int, str], None]
-"""Called with the number of finished partitions, the total number, and the last label."""
+"""Called with the number of finished partitions, the total number, and the last one's label."""
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def shown(progress: Progress | None, total: int) -> Iterator[Progress]:
 
 
 class Stages:
-    """Context manager that shows a bar of stages if standard error is a terminal.
+    """Context manager that times stages, and shows a bar if standard error is a terminal.
 
     Args:
         names: Names of the stages, in order.
@@ -58,7 +58,7 @@ class Stages:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.seconds: dict[str, float] = {}
-        # tqdm shows the bar unless stderr is not a terminal, but also if stderr is None.
+        # With `disable=None` tqdm hides the bar if stderr is no terminal, but not if it is None.
         self._closed = is_closed("stderr")
         disable = True if self._closed else None
         # The current stream, as messages may be captured meanwhile.
@@ -84,24 +84,14 @@ class Stages:
         self._bar.update()
 
     def trial(self, done: int, total: int, label: str) -> None:
-        """Print a line on standard error, also without a terminal; usable as ``Progress``.
-
-        Args:
-            done: Number of trials done.
-            label: Result of the last trial.
-        """
+        """Print a line on standard error, also without a terminal; usable as ``Progress``."""
         if not self._closed:
             self._bar.write(f"  {done} of {total}: {label}", file=self._stderr)
             self._bar.refresh()
             self._stderr.flush()
 
     def partition(self, done: int, total: int, label: str) -> None:
-        """Show the progress of a stage; usable as ``Progress``.
-
-        Args:
-            done: Number of partitions done.
-            label: Label of the last partition.
-        """
+        """Show the progress of a stage; usable as ``Progress``."""
         self._bar.set_postfix_str(f"partition {done} of {total}: {label}")
 
 
@@ -109,7 +99,7 @@ class Stages:
 def buffered_stderr() -> Iterator[None]:
     """Hold back messages on stderr; print them at the end, or drop them after an error.
 
-    When torch raises an error, it also prints the graph and logs warnings, which are redundant.
+    When torch raises an error, it also prints the graph and logs warnings.
 
     Example:
         >>> with buffered_stderr():

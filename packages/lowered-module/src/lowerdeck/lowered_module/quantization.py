@@ -76,7 +76,7 @@ def find_quantization(name: str) -> Quantization:
     """Return the quantisation of the backend called ``name``.
 
     Args:
-        name: Name of an entry point in the group ``lowerdeck.quantizations``: the backend's.
+        name: Name of the backend, an entry point in the group ``lowerdeck.quantizations``.
 
     Raises:
         BackendNotFoundError: No installed distribution registers it.
@@ -130,9 +130,7 @@ def quantize(
     """Quantise a model; return the program and its partitioner.
 
     Args:
-        mode: One of the modes of ``offer``.
-        model: The model with its example inputs.
-        samples: Calibration samples; by default the example inputs.
+        samples: Calibration samples; the example inputs if empty.
 
     Raises:
         CommandError: A required package is missing.
@@ -160,11 +158,7 @@ def quantize(
 def float_weights(
     offer: Quantization, mode: str, program: ExportedProgram
 ) -> tuple[FloatWeight, ...]:
-    """Return the float weights of more than 1 kB in a quantised program, without biases.
-
-    Args:
-        mode: One of the modes of ``offer``.
-    """
+    """Return the float weights of more than 1 kB in a quantised program, without biases."""
     why_float = getattr(offer, "why_float", None)
     return list_float_weights(
         program, why_not_quantized if why_float is None else partial(why_float, mode)

@@ -71,11 +71,7 @@ class PreprocessResult:
 
 
 def with_plain_bytes(result: Any) -> PreprocessResult:
-    """Return ``result`` with named data as bytes, for callers that do not accept views of tensors.
-
-    Args:
-        result: The result of a backend.
-    """
+    """Return ``result`` with named data as bytes instead of views of tensors."""
     store = getattr(result, "data_store_output", None)
     if isinstance(store, NamedDataStoreOutput):
         result.data_store_output = NamedDataStoreOutput(
@@ -94,11 +90,10 @@ class BackendDetails(ABC):
 
     Attributes:
         backend_id: Name of the backend, if it differs from the class name.
-        version: Any value whose text changes when the compiler's output changes; it is part of the
-            cache key in ``to_backend(..., cache=...)``.
+        version: A text that changes when the compiler's output changes; it is part of the cache
+            key in ``to_backend(..., cache=...)``.
         reads_only: Whether ``preprocess`` changes neither the program nor its tensors. If so, it
-            gets the partition itself instead of a copy, and weights from memory-mapped files are
-            not copied either (torch cannot share them copy-on-write).
+            gets the partition itself instead of a copy.
 
     Example:
         >>> class Verbatim(BackendDetails):
@@ -119,8 +114,7 @@ class BackendDetails(ABC):
         """Return the compiled form of one partition.
 
         Args:
-            edge_program: The partition as a separate program, which the backend may change: its
-                weights are copied only if written.
+            edge_program: The partition as a separate program, which the backend may change.
             compile_specs: The settings from the partitioner.
 
         Returns:

@@ -74,11 +74,7 @@ class _Conditions(NamedTuple):
     when: Callable[[Node], bool | str] | None
 
     def objection(self, node: Node) -> str | None:
-        """Return the reason why ``node`` is not supported, or None.
-
-        Args:
-            node: A call of the visitor's operator.
-        """
+        """Return the reason why ``node`` is not supported, or None."""
         for tensor in _tensors_of(node):
             if self.dtypes is not None and tensor.dtype not in self.dtypes:
                 return f"dtype {tensor.dtype} is not among {_listed(self.dtypes)}"
@@ -102,8 +98,8 @@ class DeclarativeBackend(BackendDetails):
 
     A new instance is created for each partition, so visitors may keep state in ``self``:
     ``begin_partition`` runs first, then the visitors in the order of the nodes, then ``compile``.
-    Nodes without a visitor that depend on no input of the program, such as a mask made from sizes,
-    are folded if only one partition reads them, and are among its constants.
+    Nodes without a visitor that depend on no input of the program are folded if only one
+    partition reads them, and are among its constants.
 
     Attributes:
         min_nodes: Smallest number of nodes in a partition.
@@ -160,7 +156,7 @@ class DeclarativeBackend(BackendDetails):
 
     @classmethod
     def supported_operators(cls) -> list[str]:
-        """Return the sorted names of the visited operators, for listings of backends."""
+        """Return the sorted names of the visited operators."""
         return sorted(_visitors(cls))
 
     @classmethod
@@ -273,9 +269,6 @@ def _find_operator(name: object) -> OpOverload | None:
     Operators of torch must exist; those of other libraries may be registered later. A name without
     a dot is a function, such as the higher-order operator ``cond``.
 
-    Args:
-        name: The argument of ``visits``, with or without overload.
-
     Raises:
         LoweringError: torch has no such operator; the error suggests similar names.
     """
@@ -294,7 +287,7 @@ def _find_operator(name: object) -> OpOverload | None:
         if namespace == "aten":
             raise LoweringError(f"torch has no operator {name!r}")
         return None
-    # aten::add without an overload and similar operators take plain numbers.
+    # Overloads without tensors, such as aten::add.int, are TorchScript's.
     every = {key: getattr(packet, key) for key in packet.overloads()}
     overloads = {key: op for key, op in every.items() if "Tensor" in str(schema_of(op))}
     if (overload or "default") not in overloads:
@@ -305,11 +298,7 @@ def _find_operator(name: object) -> OpOverload | None:
 
 
 def _full_name(name: str) -> str:
-    """Return an operator's name with its overload.
-
-    Args:
-        name: With or without overload.
-    """
+    """Return an operator's name with its overload."""
     return f"{name}.default" if name.count(".") == 1 else name
 
 

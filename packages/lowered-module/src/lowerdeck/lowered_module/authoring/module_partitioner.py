@@ -28,16 +28,16 @@ _SHOWN = 8
 
 
 class ModulePartitioner(Partitioner):
-    """Partition selected modules with given partitioners; no partition spans two modules.
+    """Partition selected modules with given partitioners, each module separately.
 
     ``unflatten`` of the lowered program puts each delegate into the module whose nodes it
     replaces.
 
     Args:
         by_module: Partitioners by patterns of module names, such as ``"layers.*"`` (``*`` matches
-            dots too): a partitioner, or the name of a backend that gets all computing nodes of the
-            module. The unit is the outermost module that matches a pattern; the first matching
-            pattern applies.
+            dots too): a partitioner, or the name of a backend that gets all operator calls of the
+            module. If nested modules match a pattern, the outermost counts. Earlier patterns
+            take precedence.
 
     Raises:
         PartitionError: ``by_module`` is empty, a pattern is not a string, or a value is neither a
@@ -135,11 +135,7 @@ class ModulePartitioner(Partitioner):
 
 
 class Everything(Partitioner):
-    """Delegate all computing nodes to one backend.
-
-    Args:
-        backend_id: Name of the backend.
-    """
+    """Delegate all operator calls to one backend."""
 
     def __init__(self, backend_id: str) -> None:
         super().__init__()
@@ -185,8 +181,6 @@ def tag_owned(program: ExportedProgram, owned: set[Node]) -> None:
     """Retag owned placeholders with the new partitions that read them, in place.
 
     Args:
-        program: The program, whose calls have the tags of the new partitions, one or more per
-            module.
         owned: Placeholders that the partitioners tagged.
     """
     changing = changing_inputs(program)

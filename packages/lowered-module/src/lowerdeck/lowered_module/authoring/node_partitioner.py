@@ -1,4 +1,4 @@
-"""A partitioner that selects node by node, in as few partitions as possible."""
+"""A partitioner that selects node by node."""
 
 from __future__ import annotations
 
@@ -34,21 +34,17 @@ from lowerdeck.torch_base import Behaviours, OpOverload, graphs_of, is_getitem
 class NodePartitioner(Partitioner):
     """Delegate all nodes without an objection, also in nested graphs.
 
-    With ``computes_ahead``, nodes with an objection that depend on no input of the program (masks,
-    positions) are folded if only one partition reads them: ``PartitionView`` has them among the
-    constants.
-
     Args:
         compile_specs: The compile specs of each partition.
         min_nodes: Smallest number of nodes in a partition.
         owns_state: Whether delegates own the buffers that they mutate.
-        computes_ahead: Whether partitions include nodes that do not depend on inputs, for backends
-            that compile from a ``PartitionView``.
+        computes_ahead: Whether to fold nodes with an objection that depend on no input of the
+            program (masks, positions), if only one partition reads them. The backend must
+            compile from a ``PartitionView``, which has them among the constants.
 
     Attributes:
         report: Why nodes of the last partitioned program are not delegated.
-        known: Names of the program's constant placeholders and folded calls, which ``objection``
-            may read.
+        known: Names of constant placeholders and folded calls, for use in ``objection``.
 
     Example:
         >>> class Relus(NodePartitioner):

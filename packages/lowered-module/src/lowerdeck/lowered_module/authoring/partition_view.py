@@ -34,7 +34,8 @@ class PartitionView:
         inputs: Placeholders of the delegate's arguments, in order.
         constants: The tensor of each owned placeholder that is read or mutated, and of each folded
             call that is read.
-        ahead: The folded calls, and calls that only they read; no visitor gets these calls.
+        ahead: Calls that are folded at compile time, and assertions about their results; they
+            are not visited.
         outputs: The nodes whose values the delegate returns, in order.
         mutations: For each mutated owned placeholder, the node of its new value.
         debug_map: The nodes of each instruction, by number or identifier.
@@ -118,12 +119,11 @@ class PartitionView:
             instruction: Any object; ``compile`` converts it to bytes.
             nodes: The nodes that it computes, such as a convolution and the relu fused with it; by
                 default the visited node.
-            identifier: The identifier that the runtime logs; the instruction's number if
-                None. Either all instructions of a backend have identifiers or none.
+            identifier: The identifier that the runtime logs; the instruction's number if None.
 
         Raises:
-            DelegateMappingError: The identifier is a duplicate, or only some instructions have
-                one.
+            DelegateMappingError: The identifier is a duplicate, or an int where earlier ones are
+                str or vice versa.
         """
         number = len(self.instructions)
         self.instructions.append(instruction)
@@ -143,7 +143,7 @@ class PartitionView:
             key: Key for the runtime; partitions that store the same bytes under the same key
                 share them.
             tensor: A dense tensor, such as one of ``constants``; it is not copied.
-            alignment: Alignment of the bytes in the file.
+            alignment: Alignment in the file, in bytes.
         """
         self.named_data.add_named_data(key, bytes_of(tensor), alignment=alignment)
 

@@ -85,9 +85,9 @@ class Partitioner(ABC):
         """Return the program with tags, and the meaning of the tags.
 
         Args:
-            exported_program: A light copy whose weights are fake tensors: shapes and dtypes can be
-                read, values cannot. Graphs of control flow may be tagged too; a delegate never
-                spans two graphs.
+            exported_program: A copy whose weights are fake tensors: shapes and dtypes can be read,
+                values cannot. Nodes of nested graphs may be tagged too; a delegate never spans
+                two graphs.
 
         Returns:
             The same program with tags on its nodes, and the meaning of each tag.

@@ -59,14 +59,10 @@ def find_backend(name: str, *, peers: bool = False) -> Any:
 
     Registered classes come first, then imported subclasses of ``BackendDetails``, then those of
     ExecuTorch's ``BackendDetails``; with ``peers`` ExecuTorch's precede ours. Entry points of the
-    group ``lowerdeck.backends`` come last, so that a distribution that is only installed never
-    hides a class that the process has imported.
+    group ``lowerdeck.backends`` come last.
 
     Args:
         peers: Whether the name is from a DelegationSpec of ExecuTorch.
-
-    Returns:
-        The class.
 
     Raises:
         BackendNotFoundError: No backend has this name.
@@ -119,9 +115,6 @@ def find_partitioner(name: str) -> Any:
     Args:
         name: Name of an entry point in the group ``lowerdeck.partitioners``, by convention the
             backend id; ``xnnpack`` is short for ``XnnpackBackend``.
-
-    Returns:
-        An instance created without arguments.
 
     Raises:
         BackendNotFoundError: No installed distribution registers it.

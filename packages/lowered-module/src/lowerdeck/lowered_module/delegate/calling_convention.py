@@ -31,7 +31,7 @@ class CallingConvention(NamedTuple):
     Attributes:
         in_spec: Structure of the arguments and keyword arguments.
         out_spec: Structure of the result.
-        constants: Outputs other than values of the graph (None, numbers, strings), by position.
+        constants: Position and value of each output that is no graph value (None, number, string).
         mutated: Positions of the mutated inputs. The delegate returns their new values first.
     """
 
@@ -43,7 +43,7 @@ class CallingConvention(NamedTuple):
     @classmethod
     def of(cls, program: ExportedProgram) -> CallingConvention:
         """Return the calling convention of ``program``."""
-        # ``program.call_spec`` makes a class at each access.
+        # ``program.call_spec`` defines a class at each access.
         signature = program.module_call_graph[0].signature
         assert signature is not None
         return cls(signature.in_spec, signature.out_spec)
@@ -73,11 +73,11 @@ class CallingConvention(NamedTuple):
         return flat
 
     def result(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> Any:
-        """Return the program's result, after updating the inputs that it mutates.
+        """Copy the new values of mutated inputs into them, and return the program's result.
 
         Args:
-            outputs: Outputs of the delegate.
-            inputs: Inputs of the delegate.
+            outputs: Flat outputs of the delegate.
+            inputs: Flat inputs of the delegate.
         """
         for position, value in zip(self.mutated, outputs, strict=False):
             inputs[position].copy_(value)
@@ -129,7 +129,6 @@ def single_call_program(
     """Return a program that only calls ``delegate``.
 
     Args:
-        delegate: The delegate. Tensors that it owns are not part of the program.
         inner: The program that the delegate replaces, with flat inputs and outputs.
         convention: The calling convention of the original program.
     """

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 class LoweredBackendModule(torch.nn.Module):
     """A compiled partition.
 
-    torch identifies a delegate by this class's name and by ``backend_id``, ``processed_bytes``,
-    ``compile_specs`` and ``original_module``. Calling it runs the original graph in eager; the
-    blob is for the device.
+    Calling it runs the original graph in eager; the blob is for the device.
+
+    torch's verifier identifies a delegate by this class's name and by ``backend_id``,
+    ``processed_bytes``, ``compile_specs`` and ``original_module``.
 
     Args:
         edge_program: The partition with flat inputs and outputs; the module keeps it.
@@ -42,7 +43,7 @@ class LoweredBackendModule(torch.nn.Module):
 
     meta: dict[str, Any]
 
-    @property  # type: ignore[misc]  # Python asks for it, and never sets it
+    @property  # type: ignore[misc]  # a read-only property
     def __class__(self) -> type[LoweredBackendModule]:
         """The class; if ExecuTorch is loaded, a subclass of both projects' classes."""
         return joint_class(type(self))
@@ -100,9 +101,6 @@ class LoweredBackendModule(torch.nn.Module):
             *args: Positional arguments of the original program.
             **kwargs: Keyword arguments of the original program.
 
-        Returns:
-            The result of the original program.
-
         Raises:
             SignatureError: The structure of the arguments differs from the program's.
         """
@@ -120,7 +118,7 @@ class LoweredBackendModule(torch.nn.Module):
         Tensors that the delegate owns are in its blob and named data.
 
         Args:
-            emit_stacktrace: Whether instructions have the stack trace of the user's code.
+            emit_stacktrace: Whether to store the stack traces of the user's code.
             memory_planning: Settings of the emission, including the memory planner.
         """
         return self._emitted(memory_planning, stack_traces=emit_stacktrace).program

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from lowerdeck.torch_base import copy_module, pytree, size_range, upper_bound
 
 CALLS = 3
-"""Calls of a comparison; errors of state become visible in the second call."""
+"""Calls of a comparison. An error in the state changes outputs from the second call on."""
 _MOST_GROWTH = 64
 _LOG = logging.getLogger("lowerdeck.lowered_module")
 _Inputs: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -59,8 +59,7 @@ def inputs_at_bounds(
 ) -> Iterator[_Inputs]:
     """Yield inputs of the smallest and of the largest sizes of a program with dynamic sizes.
 
-    The largest inputs are left out if they have more than ``_MOST_GROWTH`` times the elements of
-    the example.
+    Inputs with more than ``_MOST_GROWTH`` times the elements of the example are left out.
     """
     ranges = program.range_constraints
     leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
@@ -100,11 +99,11 @@ def call_in_eager(
     count: int = CALLS,
     others: Iterable[_Inputs] = (),
 ) -> tuple[list[EagerCall], dict[str, torch.Tensor]]:
-    """Call a copy of a module several times, each time with different inputs.
+    """Call a copy of a module several times with varied inputs.
 
     Args:
         module: The model; it is not changed.
-        args: Example inputs: those of the first call.
+        args: Example inputs by position, for the first call.
         kwargs: Example inputs by name.
         count: Number of calls with inputs of the example's sizes.
         others: Inputs of further calls.
@@ -191,11 +190,7 @@ def compare_calls(
     state: Mapping[str, torch.Tensor],
     state_of: Callable[[], Mapping[str, torch.Tensor]],
 ) -> tuple[OutputAccuracy, ...]:
-    """Return the difference of each output in its worst call, and of each buffer at the end.
-
-    Args:
-        calls: The calls of the model, as for ``pair_values``.
-    """
+    """Return the difference of each output in its worst call, and of each buffer at the end."""
     worst: dict[str, OutputAccuracy] = {}
     for name, number, value, expected in pair_values(calls, run, state, state_of):
         accuracy = _compare_values(value, expected)
@@ -253,9 +248,9 @@ def _as_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _vary(leaf: Any, number: int) -> Any:
-    """Return a tensor with the elements in another order; floats are scaled by ``1 - number / 8``.
+    """Return a tensor with rolled elements; floats are also scaled by ``1 - number / 8``.
 
-    Tokens, indices and masks stay in their ranges.
+    Integers stay in their range.
     """
     if not isinstance(leaf, torch.Tensor):
         return leaf

@@ -34,11 +34,7 @@ class FloatWeight:
 
 
 def why_not_quantized(node: Node) -> str:
-    """Return the default reason why a weight stays float: its reader is not quantised.
-
-    Args:
-        node: The node that reads the weight.
-    """
+    """Return the default reason why a weight stays float: its reader is not quantised."""
     return f"{operator_name(node)} is not quantised"
 
 
@@ -69,9 +65,10 @@ def list_float_weights(
 def float_weights_of_parts(programs: Iterable[ExportedProgram]) -> tuple[FloatWeight, ...]:
     """Return the float weights in the lowered programs and delegates of a quantised program.
 
+    The result is empty if no program contains a quantising operator.
+
     Args:
-        programs: The lowered programs and those of their delegates; without a quantising call the
-            result is empty.
+        programs: The lowered programs and those of their delegates.
     """
     parts = list(programs)
     nodes = (node for part in parts for node in nodes_of(part.graph_module))

@@ -73,11 +73,7 @@ def graph_html(
 
 
 class _Picture:
-    """Nodes of all graphs in one topologically sorted list, for the page's script.
-
-    Args:
-        reasons: Why nodes are not delegated, by node name.
-    """
+    """Nodes of all graphs in one topologically sorted list, for the page's script."""
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         self.nodes: list[dict[str, Any]] = []
@@ -109,7 +105,8 @@ class _Picture:
             elif is_getitem(node):
                 made_by.setdefault(node, made_by.get(cast("Node", node.args[0]), []))
             elif node.op == "call_function" and not computes_tensor(node):
-                # Assertions and sizes are not shown; values depend on what sizes are read from.
+                # Assertions and sizes are not shown; values computed from them depend on their
+                # inputs.
                 args = node.all_input_nodes
                 made_by[node] = sorted({box for arg in args for box in made_by.get(arg, [])})
             elif node.op == "call_function":

@@ -58,9 +58,7 @@ def get_delegates(graph: Graph) -> list[Node]:
 
 
 def get_non_lowered_nodes(graph: Graph) -> list[Node]:
-    """Return the computing nodes of one graph outside of delegates.
-
-    Calls of delegates, and the getitems on them, are excluded.
+    """Return the ``call_function`` nodes of one graph, except delegates and their getitems.
 
     Args:
         graph: One graph, without its nested graphs.
@@ -75,7 +73,7 @@ def get_non_lowered_nodes(graph: Graph) -> list[Node]:
 
 
 def format_delegated_graph(graph_module: GraphModule) -> str:
-    """Return one graph as text, with the backend and the graph of each delegate in its place.
+    """Return one graph as text, with the backend and the graph of each delegate inserted.
 
     Args:
         graph_module: One graph; a delegate's own delegates are shown too.

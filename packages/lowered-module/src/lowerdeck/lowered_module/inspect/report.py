@@ -12,7 +12,7 @@ from lowerdeck.lowered_module.inspect.summary import DelegationSummary
 from lowerdeck.serializer import ExecutionPlan, KernelCall, Tensor
 
 _MOST_CAUSES = 8
-"""Reasons that are printed."""
+"""Number of reasons that are printed."""
 
 
 def report_lines(
@@ -21,13 +21,7 @@ def report_lines(
     file: Path,
     seconds: Mapping[str, float],
 ) -> Iterator[str]:
-    """Yield lines about the result of lowering and the contents of the file.
-
-    Args:
-        summary: The delegated and other nodes.
-        file: Path of the file.
-        seconds: Wall time of each stage.
-    """
+    """Yield lines about the result of lowering and the contents of the file."""
     delegated, left = sum(summary.delegated.values()), sum(summary.left.values())
     per_backend = ", ".join(f"{count} to {name}" for name, count in summary.delegates.items())
     yield f"nodes          {delegated + left}"
@@ -101,7 +95,7 @@ def quantization_lines(
 
 
 def _largest_tensor(plans: Sequence[ExecutionPlan]) -> Iterator[str]:
-    """Yield a line about the largest planned tensor; its sizes are upper bounds."""
+    """Yield a line about the largest planned tensor."""
     planned = [
         (value.val, index, plan)
         for plan in plans

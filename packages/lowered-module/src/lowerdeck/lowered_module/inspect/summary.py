@@ -52,8 +52,8 @@ class RootCause:
     """One reason why nodes are not delegated, and where it begins.
 
     Attributes:
-        start: The node whose value the first node cannot read, such as the input ``tokens`` of a
-            chain of integers; empty if the reason is the operator itself.
+        start: The node or input whose value is refused, such as an integer input ``tokens``;
+            empty if the reason is the operator itself.
         operators: Number of nodes, by operator.
         module: Path of the first node's module, such as ``encoder.layers.0``; empty for the root.
         source: File and line of the model that the first node is from; empty if unknown.
@@ -85,7 +85,7 @@ class RootCause:
 class DelegationSummary:
     """Numbers of delegated and other nodes.
 
-    Only nodes that compute tensors count: assertions are not emitted, and sizes cost nothing.
+    Only nodes that compute tensors count, not assertions and sizes.
 
     Attributes:
         delegates: Number of delegates, by backend.

@@ -27,7 +27,7 @@ from lowerdeck.torch_base import attribute_of
 
 @dataclass(slots=True)
 class Cut:
-    """One partition, before and after it is compiled.
+    """One partition of a program.
 
     Attributes:
         backend_id: Name of its backend.
@@ -60,7 +60,7 @@ class CutProgram:
 
     Attributes:
         cuts: The partitions in the graph's order, those of the outermost graph first.
-        next_handle: The smallest debug handle above all in use.
+        next_handle: The smallest debug handle that is greater than all in use.
     """
 
     program: ExportedProgram
@@ -74,9 +74,6 @@ def cut_program(program: ExportedProgram, tags: Mapping[str, Any]) -> CutProgram
     Args:
         program: A working copy with real weights and tags.
         tags: The ``DelegationSpec`` of each tag.
-
-    Returns:
-        The program with its partitions.
 
     Raises:
         AliasingError: A partition would lose an in-place write.
@@ -156,8 +153,6 @@ def _cut_graph(
 def free_names(module: torch.nn.Module, stem: str) -> Iterator[str]:
     """Yield unused attribute names of a module, numbered from 0.
 
-    Args:
-        module: The module; the yielded names may be added to it meanwhile.
-        stem: The names without their numbers.
+    Names may be added to the module meanwhile.
     """
     return (name for n in count() if not hasattr(module, name := f"{stem}_{n}"))

@@ -29,7 +29,7 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
         tags: The tags with a backend; others are ignored.
 
     Returns:
-        The nodes of each tag that computes something in this graph, in the graph's order.
+        The nodes of each tag, in the graph's order, without tags whose results are unused.
 
     Raises:
         PartitionError: An output or another node that cannot be delegated is tagged.
@@ -39,7 +39,6 @@ def group_by_tag(graph_module: GraphModule, tags: Container[str]) -> Groups:
     for node in graph_module.graph.nodes:
         tag = node.meta.get(DELEGATION_TAG)
         if is_getitem(node) and isinstance(node.args[0], Node):
-            # Delegates return single values, so lists are unpacked in their producer's group.
             tag = tag_of.get(node.args[0])
         if tag is None or tag not in tags or node.op in ("placeholder", "get_attr"):
             continue
@@ -160,5 +159,5 @@ def _add_get_attrs(graph_module: GraphModule, groups: Groups, tag_of: dict[Node,
 
 
 def _is_data(graph_module: GraphModule, node: Node) -> bool:
-    # Imported attributes are modules or tree specs, except constants of a nested graph.
+    # Other attributes are modules or tree specs.
     return hasattr(attribute_of(graph_module, node), "dtype")

@@ -27,16 +27,13 @@ def settle_ownership(program: ExportedProgram, groups: Groups, tags: Container[s
 
     A tagged constant is owned by every partition that reads it, and by the program if another node
     reads it; the tensor is shared, not copied. A tagged mutated buffer is owned by the partition
-    of its tag, which must compute the new value. If another node reads the old value, or a view of
-    it from the partition, a clone of it is inserted in place and returned by the partition.
+    of its tag, which must compute the new value. Other readers of its old value, or of a view that
+    the partition computes, get a clone from the partition, inserted in place.
 
     Args:
         program: The outermost program, with tags on its placeholders.
         groups: The nodes of each partition of the outermost graph.
         tags: The tags with a backend.
-
-    Returns:
-        The owned placeholders of each partition.
 
     Raises:
         PartitionError: A user input is tagged.
@@ -118,7 +115,7 @@ def _own_state(
     for inner in (node, *groups[tag]):
         if inner is not node:
             inside.append(inner)
-        # Elements of lists are checked separately.
+        # Elements of a list are separate nodes.
         fake = inner.meta.get("val")
         if memory.group(inner) is not memory.group(node) or not isinstance(fake, torch.Tensor):
             continue

@@ -67,11 +67,7 @@ class ResultCache:
             ) from error
 
     def get(self, key: str | None) -> PreprocessResult | None:
-        """Return the result stored under ``key``, or None.
-
-        Args:
-            key: From ``content_key``; None is never found.
-        """
+        """Return the result stored under ``key``, or None."""
         if key is None:
             return None
         try:
@@ -84,9 +80,6 @@ class ResultCache:
 
         Results with ``delegate_info_meta``, which may be any object, are not stored.
 
-        Args:
-            key: From ``content_key``; nothing is stored under None.
-            result: Result of the backend.
         """
         metas = (getattr(result, f"{prefix}delegate_info_meta", None) for prefix in ("", "_"))
         has_objects = any(meta is not None for meta in metas)
@@ -107,15 +100,11 @@ class ResultCache:
 def content_key(
     program: ExportedProgram, backend: Any, backend_id: str, compile_specs: Iterable[Any]
 ) -> str | None:
-    """Return a digest of everything that a backend's result depends on, or None.
+    """Return a digest of a partition and its backend, or None.
 
     It covers the graph with names, shapes, dtypes and debug handles, the weights, the specs,
     torch's version, and the backend's class and ``version``. It is None if the program contains an
     object whose content is unknown.
-
-    Args:
-        backend_id: The name of the backend in the partition's spec.
-        compile_specs: The compile specs of the partition.
     """
     version = str(getattr(backend, "version", ""))
     words = (torch.__version__, backend_id, backend.__module__, backend.__qualname__, version)

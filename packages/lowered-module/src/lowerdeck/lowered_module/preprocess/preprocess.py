@@ -100,7 +100,6 @@ def make_delegate(
     """Return the delegate of one partition.
 
     Args:
-        result: Result of its backend.
         convention: Calling convention; by default flat positional arguments.
     """
     # The delegate gets copies of the state that it changes; the caller's program keeps its values.

@@ -38,9 +38,8 @@ def constant_inputs(program: ExportedProgram) -> dict[Node, str]:
 def constant_names(program: ExportedProgram) -> dict[str, str]:
     """Return the name in the state of each placeholder whose tensor no call changes.
 
-    Tensors are excluded if they are mutated in place, which the signature of a program straight
-    from ``torch.export.export`` does not list, or if another method lowered together mutates them.
-    ``tag_constant_data`` applies the same rule.
+    Excluded are tensors that the program mutates, also if its signature does not list that, and
+    tensors that another method lowered together mutates.
 
     Args:
         program: The whole program, or one partition as a separate program.
@@ -95,7 +94,7 @@ def tag_constant_data(edge_program: ExportedProgram) -> None:
 
     Call it after tagging the nodes. Buffers that the program mutates are skipped (see
     ``tag_mutated_buffer``). Data read by several partitions gets the first of their tags in
-    string order, and is owned by all of them. Unread data gets the tag of the first partition.
+    string order, and is owned by all of them. Unread data gets the tag of the first tagged node.
 
     Args:
         edge_program: The program that a partitioner is tagging.
@@ -113,9 +112,10 @@ def tag_constant_data(edge_program: ExportedProgram) -> None:
 def tag_mutated_buffer(edge_program: ExportedProgram) -> None:
     """Tag each mutated buffer whose new value a partition computes, in place.
 
-    Call it after tagging the nodes. The partition then owns the buffer, and no call passes it in
-    or out. Buffers are skipped if their old value is read elsewhere (tag such a buffer yourself to
-    have the partition return the old value), or if another method lowered together uses them.
+    Call it after tagging the nodes. The partition then owns the buffer, which is neither an
+    argument nor a result of the delegate. Buffers are skipped if their old value is read elsewhere
+    (tag such a buffer yourself to have the partition return the old value), or if another method
+    lowered together uses them.
 
     Args:
         edge_program: The program that a partitioner is tagging.

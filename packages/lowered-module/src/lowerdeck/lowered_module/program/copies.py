@@ -38,7 +38,7 @@ def partitioner_copy(program: ExportedProgram) -> ExportedProgram:
 def backend_copy(program: ExportedProgram, *, reads_only: bool = False) -> ExportedProgram:
     """Return a copy that a backend may change.
 
-    Its tensors share memory with the original's until one of them is written.
+    Its tensors are cloned copy-on-write if torch can do that.
 
     Args:
         reads_only: Whether the backend changes neither graphs nor tensors. If so, the copy shares

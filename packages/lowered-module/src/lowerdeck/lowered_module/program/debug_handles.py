@@ -16,9 +16,6 @@ def assign_debug_handles(graph_module: GraphModule) -> int:
 
     Modifies node metadata in place. Existing handles are kept, since records of another tool may
     refer to them. New handles are unique in the program with its nested graphs.
-
-    Returns:
-        The smallest handle above all used ones.
     """
     all_graphs = list(graphs_of(graph_module))
     highest = max((handle for gm in all_graphs for handle in _handles(gm.graph)), default=0)

@@ -51,9 +51,6 @@ _VERIFIERS = "lowerdeck_verifiers"
 def without_edge_operators(program: ExportedProgram) -> Iterator[bool]:
     """Temporarily replace operators of ExecuTorch's Edge dialect by torch's.
 
-    Args:
-        program: Any program; its operators are restored afterwards.
-
     Yields:
         Whether the program has operators of the Edge dialect.
     """
@@ -73,8 +70,7 @@ def without_edge_operators(program: ExportedProgram) -> Iterator[bool]:
 def edge_form(program: ExportedProgram) -> ExportedProgram:
     """Return a functional program in ExecuTorch's Edge dialect, with the same tensor objects.
 
-    Args:
-        program: Any functional program, of either dialect; not changed.
+    A program that is already in the Edge dialect is returned itself.
     """
     if any(edge_operator(node.target) for node in _calls(program.graph_module)):
         return program
@@ -117,7 +113,8 @@ def _give_back(node: Node) -> None:
     operator = edge_operator(node.target)
     if is_allocation(node.target):
         _allocate(node)
-    # A getitem on a partition's call has the metadata of the node that computed the value.
+    # No Edge operator: a getitem on a partition's call has the metadata of the node that it
+    # replaces.
     if operator is None:
         return
     if called is None or in_edge_dialect(called) is not node.target:
@@ -185,7 +182,7 @@ def in_edge_operators(program: ExportedProgram) -> ExportedProgram:
         return program
     edge = edge_form(program)
     edge = shared_copy(program) if edge is program else edge
-    # Without it, `to_backend` would not convert the program back.
+    # With this key, `to_backend` would convert its result back to torch's operators.
     edge.graph_module.meta.pop(_VERIFIERS, None)
     for gm in graphs_of(edge.graph_module):
         _name_calls(gm.graph)
@@ -231,11 +228,7 @@ def in_torch_operators(program: ExportedProgram) -> ExportedProgram:
 
 
 def aten_verifiers(program: ExportedProgram) -> list[Any]:
-    """Return the verifiers of a program after its conversion to ATen operators.
-
-    Args:
-        program: Any program, of either dialect.
-    """
+    """Return the verifiers of a program after its conversion to ATen operators."""
     # Verifiers of the Edge dialect derive from torch's.
     return [
         next(base for base in cls.__mro__ if getattr(base, "dialect", None) != "EDGE")

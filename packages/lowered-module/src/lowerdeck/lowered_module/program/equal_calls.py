@@ -1,7 +1,7 @@
 """Merge equal calls, and remove permutations that cancel out, in programs with dynamic sizes.
 
-transformers computes positions, masks and biases in each layer. With static sizes they are
-constants; with dynamic sizes each layer would compute them at run time.
+Some models of transformers compute positions, masks and biases in each layer. With static sizes
+they are constants; with dynamic sizes each layer would compute them at run time.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _is_mergeable(node: Node) -> bool:
 
 
 def _key(node: Node) -> Any:
-    """Return a key that is equal for calls that compute equal values."""
+    """Return a hashable key; calls with equal keys compute equal values."""
     value = node.meta["val"]
     options = {name: value for name, value in node.kwargs.items() if name not in _OPTIONS}
     dtype = value.dtype if isinstance(value, torch.Tensor) else None

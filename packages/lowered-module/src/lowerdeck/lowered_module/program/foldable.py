@@ -47,14 +47,14 @@ def foldable_nodes(
 ) -> list[Node]:
     """Return the calls whose results depend on constants only.
 
-    A backend may compute them ahead of time. Calls are left out if they draw random numbers,
-    mutate a tensor in place, or would make the file much larger.
+    A backend may compute them ahead of time. Calls are left out if they are not of aten, draw
+    random numbers, mutate a tensor in place, or would make the file much larger.
 
     Args:
         nodes: Nodes of a graph, each after those that it reads.
         constants: Names of the placeholders whose tensors never change.
-        in_memory: Whether all results are kept in memory. Then each result, and their sum, must
-            be small, even if computed from large weights.
+        in_memory: Whether all results are kept in memory. If so, each result and their sum are
+        limited in bytes.
 
     Returns:
         The nodes, in order.

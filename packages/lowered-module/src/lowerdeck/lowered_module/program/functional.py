@@ -2,7 +2,7 @@
 
 A delegate takes and returns values: writes to its arguments are lost, and so are writes to a view
 that the partition returns. In a functional program only custom operators write in place. A
-partition may access memory that such an operator writes only if it contains all accesses.
+partition that accesses memory which such an operator writes must contain all accesses to it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ def refuse_lost_mutation(
     program: ExportedProgram, gm: GraphModule, tag_of: Mapping[Node, str]
 ) -> None:
     """Reject partitions that access memory which nodes outside of them write, or the reverse.
-
-    The cost is linear in the graph.
 
     Args:
         gm: The graph module of ``program``, or one nested in it.
@@ -96,9 +94,6 @@ def changing_inputs(program: ExportedProgram) -> set[Node]:
 
     Changes are in-place writes, also to views, and mutations in the signature. Placeholders that
     overlap such memory, or that another method changes, are included.
-
-    Args:
-        program: Any program, without its nested graphs.
     """
     inputs = list(inputs_of(program))
     targets = {spec.target for _, spec in outputs_of(program) if spec.kind in MUTATIONS}
@@ -118,11 +113,7 @@ def changing_inputs(program: ExportedProgram) -> set[Node]:
 
 
 def changed_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
-    """Return the memory that a call of any of ``programs`` changes.
-
-    Args:
-        programs: The methods of one file.
-    """
+    """Return the memory that a call of any of ``programs`` changes."""
     extents: list[Extent] = []
     for program in programs:
         state = state_tensors(program)
@@ -132,11 +123,7 @@ def changed_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
 
 
 def used_memory(programs: Iterable[ExportedProgram]) -> MemoryMap:
-    """Return the memory that any of ``programs`` reads or writes.
-
-    Args:
-        programs: Methods of one file.
-    """
+    """Return the memory of the parameters, buffers and constants that ``programs`` use."""
     return MemoryMap(
         Extent.of(tensor)
         for program in programs

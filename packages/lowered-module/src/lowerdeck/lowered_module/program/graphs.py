@@ -1,4 +1,4 @@
-"""Iterate over a program's inputs, outputs, nodes and delegates."""
+"""Iterate over a program's inputs, outputs and nodes."""
 
 from __future__ import annotations
 

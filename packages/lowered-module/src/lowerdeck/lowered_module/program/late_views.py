@@ -6,7 +6,7 @@ whose reshapes infer only one dynamic size cannot delegate it. Operators that do
 view back to images. ``view_rules`` lists these operators, and ``view_factors`` defines the terms.
 
 Two other changes for dynamic sizes: 1-D convolutions become 2-D ones on images of one row, and
-resized images become channels-last, which kernels resize in a sixth of the time.
+resized images become channels-last, which kernels resize faster.
 """
 
 from __future__ import annotations
@@ -521,8 +521,7 @@ def _choose_image_layouts(graph: Graph) -> bool:
     """Choose the layouts of images; return whether one changed.
 
     Elementwise results have the layout of their operands. Permuting views become copies, so that
-    they do not make a result channels-last. A resized image and its source have the layout that
-    the kernel reads fastest.
+    they do not make a result channels-last. A resized image and its source become channels-last.
     """
     changed = False
     for node in graph.nodes:

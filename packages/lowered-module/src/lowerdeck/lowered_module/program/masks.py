@@ -1,7 +1,7 @@
 """Simplify masks and biases of attention.
 
-transformers builds a full mask, a row for each query, from ``arange`` positions: it gathers an
-attention mask at all positions, and compares positions with 0 or with their neighbours to find
+transformers 5.24 builds a full mask, a row for each query, from ``arange`` positions: it gathers
+an attention mask at all positions, and compares positions with 0 or with their neighbours to find
 packed sequences. With dynamic sizes portable kernels compute the mask at each call. Therefore
 parts that are constant for every size are folded, and repeated rows are left to broadcasting.
 Attention with a bias that is never -inf is decomposed to products and a softmax, which XNNPACK
@@ -82,16 +82,14 @@ _LOWEST = -1e30
 
 
 def with_short_masks(program: ExportedProgram, *later: Callable[[Graph], bool]) -> ExportedProgram:
-    """Return a program whose attention masks have no repeated rows.
+    """Return a program with simplified attention masks.
 
     A gather at all positions becomes a view; operands that are True everywhere, and expansions,
     are removed. Attention with a bias from a table becomes products and a softmax.
 
     Args:
-        program: A functional program; not changed, and returned itself if it has no such mask.
-        *later: Rewrites of the graph without such masks, in the same copy.
-
-    Source: ``transformers.masking_utils`` of transformers 5.24.
+        program: A functional program; not changed, and returned itself if nothing changes.
+        *later: Further rewrites of the graph, applied afterwards.
     """
     has_positions = any(node.target in ARANGE for node in program.graph.nodes)
     if not has_positions:
@@ -333,11 +331,7 @@ def _is_true(mask: Any, facts: Mapping[Any, Any]) -> bool:
 
 
 def _replace_by_view(node: Node, facts: dict[Node, Any]) -> bool:
-    """Replace no-op indexing, by the positions along each dimension, by a view.
-
-    Returns:
-        Whether the node was replaced.
-    """
+    """Replace indexing with the positions of each dimension by a view; return whether it did."""
     args = arguments_of(node)
     source, indices = args["self"], args["indices"]
     rank = len(shape_of(node))

@@ -1,7 +1,7 @@
 """Replace relative-position biases by lookup tables.
 
-T5 and similar models look up a bias by the bucket of each distance between positions, which a
-dozen operators compute. Sizes are bounded, and so are distances: a table stores the bias of each
+T5 and similar models look up a bias by the bucket of each distance between positions, which
+several operators compute. If sizes are bounded, so are distances: a table stores the bias of each
 distance.
 """
 

@@ -34,7 +34,7 @@ from lowerdeck.torch_base import (
 
 
 class PortableProgram(ExportedProgram):
-    """An ExportedProgram that pickle and deepcopy preserve exactly.
+    """An ExportedProgram that pickle and deepcopy preserve.
 
     Create one with ``with_parts(program, PortableProgram)``.
     """
@@ -139,13 +139,10 @@ class PreparedModule(torch.nn.Module):
         return self._source == (program.graph_module, program.graph_signature)
 
     def forward(self, *args: Any) -> tuple[Any, ...]:
-        """Return the program's outputs for flat arguments, each in separate memory.
+        """Return the program's outputs for flat arguments, one per user input.
 
-        A delegate in a runtime writes its outputs into planned memory, so no output is a view of
-        an input, of state, or of another output; torch's tracing relies on it.
-
-        Args:
-            *args: One per user input.
+        No output is a view of an input, of state, or of another output: torch's tracing relies on
+        that.
         """
         mode = fake_mode_of(args) or active_fake_mode()
         values = list(self._state[0] if mode is None else self._fake_state(mode))

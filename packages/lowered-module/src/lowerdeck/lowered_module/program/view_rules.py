@@ -1,8 +1,8 @@
 """Rules that commute operators with a preceding view that merges dimensions.
 
-``late_views`` moves such views towards the outputs, because XNNPACK's reshape infers one size. A
-rule takes a call and the factors of its merged input (see ``view_factors``). It returns the call
-on the unmerged input, and the factors of the result.
+``late_views`` moves such views towards the outputs, because XNNPACK's reshape infers only one
+dynamic size. A rule takes a call and the factors of its merged input (see ``view_factors``). It
+returns the call on the unmerged input, and the factors of the result.
 """
 
 from __future__ import annotations
