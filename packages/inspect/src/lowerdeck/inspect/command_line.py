@@ -1,7 +1,7 @@
 """Find, load and run the commands of installed packages.
 
-Commands are entry points of the group ``lowerdeck.commands``. Only the called command is imported,
-so that commands that read files never import torch.
+Commands are entry points of the group ``lowerdeck.commands``. A command is imported when it is
+called, so that commands that read files do not import torch.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def run_command(arguments: list[str], loaded: Callable[[], None] = lambda: None)
     debug = "--debug" in arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            # Other error handlers fail, such as ``surrogateescape``, Python's choice in the C
-            # locale, or drop letters of names.
+            # Other error handlers fail (``surrogateescape``, the default in the C locale) or drop
+            # letters of names.
             stream.reconfigure(errors="backslashreplace")
     try:
         status = _run(arguments, loaded)
@@ -126,7 +126,7 @@ def _run(arguments: list[str], loaded: Callable[[], None]) -> int:
         say(*_versions().splitlines())
         return ExitStatus.DONE
     name = arguments[0]
-    # Commands that read files import no library that warns, nor logging.
+    # Commands of this package import no library that warns.
     ours = COMMANDS.get(name, ("", ""))[0] == "lowerdeck-inspect"
     with nullcontext() if ours or "--debug" in arguments else quiet_libraries():
         command = _load(name, entries)

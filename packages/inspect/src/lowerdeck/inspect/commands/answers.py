@@ -50,11 +50,7 @@ class CommandError(Exception):
 
 
 def say(*lines: str) -> None:
-    """Print lines, escaping control characters of names from files.
-
-    Args:
-        lines: The lines; unprintable and invisible characters are escaped.
-    """
+    """Print lines, with unprintable and invisible characters escaped."""
     with printing():
         for line in lines:
             print(printable(line))
@@ -105,8 +101,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     """Convert errors of reading a file to errors that name it.
 
     Args:
-        path: The file that is read; for an ``OSError`` the error names the file of the
-            ``OSError``.
+        path: The file that is read. If an ``OSError`` names another file, so does the error.
 
     Raises:
         CommandError: The file is invalid or cannot be opened; the exit status is ``BAD_INPUT``.
@@ -179,11 +174,7 @@ _UNITS = ("kB", "MB", "GB", "TB")
 
 
 def size_text(nbytes: int) -> str:
-    """Return a size in decimal units, such as ``46.8 MB``.
-
-    Args:
-        nbytes: The size in bytes.
-    """
+    """Return a size in decimal units, such as ``46.8 MB``."""
     if nbytes < 1000:
         return f"{nbytes} B"
     value, unit = nbytes / 1000, 0
@@ -193,12 +184,7 @@ def size_text(nbytes: int) -> str:
 
 
 def share_text(part: int, whole: int) -> str:
-    """Return the percentage of ``part`` in ``whole``, such as ``99.1 %``.
-
-    Args:
-        part: Bytes of the part.
-        whole: Bytes of the whole.
-    """
+    """Return the percentage of ``part`` in ``whole``, such as ``99.1 %``."""
     return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
 
 

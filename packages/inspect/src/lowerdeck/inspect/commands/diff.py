@@ -94,10 +94,6 @@ def difference_lines(old: PteFile, new: PteFile) -> Iterator[str]:
 
     The layout of bytes (alignment, order of segments, sharing) is ignored.
 
-    Args:
-        old: The file on the left.
-        new: The file on the right.
-
     Raises:
         FormatError: A file is malformed.
     """

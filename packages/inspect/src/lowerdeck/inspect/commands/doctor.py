@@ -71,7 +71,6 @@ class DoctorCommand:
         if _RUNTIME in installed:
             runtime = f"executorch {installed[_RUNTIME].version}"
         if _RUNTIME in failures:
-            # The package reports any missing module of exir as a missing dependency.
             runtime += (
                 f", whose executorch.runtime CANNOT BE IMPORTED (lowerdeck does not need it): "
                 f"{failures[_RUNTIME]}; try {_RUNTIME_NEEDS}"

@@ -25,10 +25,11 @@ def is_external(path: Path) -> bool:
 
 
 def summarise_external(file: PtdFile, size: int) -> dict[str, Any]:
-    """Return a JSON-compatible summary of a `.ptd` file; its keys will never be renamed.
+    """Return a JSON-compatible summary of a `.ptd` file.
+
+    Scripts rely on its keys: new versions may add keys, but never rename one.
 
     Args:
-        file: An open file; only its tables are read, not its data.
         size: Size of the file in bytes.
 
     Returns:
@@ -47,11 +48,7 @@ def summarise_external(file: PtdFile, size: int) -> dict[str, Any]:
 
 
 def external_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the text output.
-
-    Args:
-        name: Name of the file.
-    """
+    """Yield the lines of the text output."""
     entries = summary["entries"]
     count = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
     version = f"schema version {summary['version']}"

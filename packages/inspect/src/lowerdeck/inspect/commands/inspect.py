@@ -132,11 +132,7 @@ def write_page(page: str, path: Path) -> None:
 
 
 def summary_lines(name: str, summary: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of the text output.
-
-    Args:
-        name: Name of the file.
-    """
+    """Yield the lines of the text output."""
     header = "with segments" if summary["header"] else "one FlatBuffer without segments"
     yield f"{name}: {size_text(summary['size'])}, schema version {summary['version']}, {header}"
     if summary["needs"] is not None:

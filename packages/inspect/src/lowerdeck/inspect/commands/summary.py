@@ -24,14 +24,11 @@ SUMMARY_VERSION = 1
 def summarise(file: PteFile) -> dict[str, Any]:
     """Return a JSON-compatible summary of a file.
 
-    Args:
-        file: An open file; only its tables are read, not its data.
-
     Returns:
-        ``summary_version``, ``size``, ``version``, ``header``, ``methods``, ``kernel_libraries``,
-        ``needs`` (the oldest release of ExecuTorch that loads the file, if 1.4 does not),
-        ``delegates``, ``constants``, ``state``, ``named_data`` and ``sections``. Sizes are in
-        bytes.
+        ``summary_version``, ``size``, ``version``, ``program_size``, ``header``, ``methods``,
+        ``kernel_libraries``, ``needs`` (the oldest release of ExecuTorch that loads the file, if
+        1.4 does not), ``delegates``, ``constants``, ``state``, ``named_data`` and ``sections``.
+        Sizes are in bytes.
 
     Raises:
         FormatError: The file is malformed.
@@ -139,7 +136,7 @@ def _stored(buffers: list[schema.Buffer]) -> dict[str, int]:
 
 
 _ALWAYS = frozenset({"aten", "dim_order_ops", "executorch_prim"})
-"""Namespaces with kernels in every runtime, portable or built in."""
+"""Namespaces of ExecuTorch's portable and built-in kernels."""
 
 _LIBRARIES = {"llama": "custom_ops", "quantized_decomposed": "quantized_ops_lib"}
 """Library of a namespace, by its name in ExecuTorch's build."""

@@ -19,7 +19,7 @@ _MOST_SHOWN = 20
 
 
 class VerifyCommand:
-    """Checks everything that the runtime checks and more; warns of hazards."""
+    """Checks files more strictly than the runtime does; warns of hazards."""
 
     help = "check whether a file is safe to run"
 

@@ -157,11 +157,11 @@ def _accesses(
 
 
 class _Unfolded:
-    """Expander of lists and ranges up to a limit that valid methods do not reach.
+    """Expander of lists and ranges, up to a limit.
 
     In a malicious file many calls may share a long list, and many views a range with many writes,
     which would take quadratic time. Beyond the limit a list counts as one value and a range as
-    unwritten: lifetimes are then approximate, but the time stays linear.
+    unwritten: lifetimes are then approximate.
     """
 
     def __init__(self, plan: ExecutionPlan) -> None:

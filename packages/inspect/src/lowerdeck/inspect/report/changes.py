@@ -33,10 +33,6 @@ _MOST_MEMBERS = 16
 def method_changes(old: Program, new: Program) -> list[dict[str, Any]]:
     """Return each method of either program with its instructions paired.
 
-    Args:
-        old: The program on the left.
-        new: The program on the right.
-
     Returns:
         For each method name the indices in both programs (-1 for none) and the rows of
         :func:`.pair_rows`. Instructions are paired if their operators and argument types are
@@ -60,10 +56,6 @@ def stored_changes(old: Program, new: Program) -> list[dict[str, Any]]:
 
     Entries of equal kind, name and bytes count as unchanged. Other entries are ``changed`` if both
     programs have one of this kind and name.
-
-    Args:
-        old: The program on the left.
-        new: The program on the right.
 
     Returns:
         Kind, name, ``change`` (``removed``, ``added`` or ``changed``) and both sizes, the largest

@@ -114,11 +114,7 @@ def live_ranges(plan: ExecutionPlan) -> list[LiveRange]:
 
 
 def is_state(tensor: Tensor) -> bool:
-    """Return whether a planned tensor keeps its value between runs.
-
-    Args:
-        tensor: A tensor in planned memory.
-    """
+    """Return whether a tensor in planned memory keeps its value between runs."""
     named = tensor.extra_tensor_info is not None and bool(
         tensor.extra_tensor_info.fully_qualified_name
     )

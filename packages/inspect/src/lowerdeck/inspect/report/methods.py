@@ -33,7 +33,6 @@ def method_entry(
     """Return the page data of one method.
 
     Args:
-        delegates: Page data of the delegates.
         texts: Table of strings of the page.
         frames: Table of stack frames of the page.
         watched: Times of calls from a trace.

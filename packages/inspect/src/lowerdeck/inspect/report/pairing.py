@@ -12,8 +12,8 @@ _LARGEST_EXACT = 40_000
 """A gap is matched exactly if the product of its lengths is at most this, else by anchors."""
 
 _WORK = 64
-"""Limit of compared items per input item. Ordinary inputs need few comparisons. A malicious input,
-from which one item at a time is split off, would take quadratic time; it is left unpaired."""
+"""Limit of compared items per input item. A malicious input, from which one item at a time is
+split off, would take quadratic time; the rest of it is left unpaired."""
 
 Row = tuple[int, int]
 

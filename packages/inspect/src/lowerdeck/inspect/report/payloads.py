@@ -64,19 +64,12 @@ _MAGIC = (b"XH00", b"XN00", b"XN01")
 
 
 def is_xnnpack(blob: memoryview) -> bool:
-    """Return whether a payload has the identifier of XNNPACK.
-
-    Args:
-        blob: The bytes of a delegate.
-    """
+    """Return whether a payload has the identifier of XNNPACK."""
     return bytes(blob[4:8]) in _MAGIC
 
 
 def xnnpack_graph(blob: memoryview) -> PayloadGraph:
     """Return the nodes and values of an XNNPACK payload.
-
-    Args:
-        blob: The bytes of a delegate.
 
     Raises:
         FormatError: The payload is malformed, or not XNNPACK's.
@@ -85,7 +78,7 @@ def xnnpack_graph(blob: memoryview) -> PayloadGraph:
     ids = {number for node in graph.nodes for number in (*node.inputs, *node.outputs)}
     return PayloadGraph(
         nodes=tuple(map(_node, graph.nodes)),
-        # Each value once: one with a million scales may be read by every node.
+        # Each value is described once: many nodes may read a value with a million scales.
         values={value.id: _value(value) for value in graph.values if value.id in ids},
         arguments={
             value.external_id: value.id for value in graph.values if value.external_id is not None

@@ -90,11 +90,7 @@ def _samples(about: Mapping[str, Any]) -> list[float | None]:
 
 
 def watched_entry(plan: ExecutionPlan, watched: Watched) -> list[dict[str, Any] | None] | None:
-    """Return the measurements of each instruction of a method, or None without a trace.
-
-    Args:
-        watched: Times from a trace.
-    """
+    """Return the measurements of each instruction of a method, or None without a trace."""
     measured = watched.get(plan.name)
     if measured is None:
         return None

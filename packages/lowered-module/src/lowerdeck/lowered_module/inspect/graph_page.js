@@ -1,4 +1,4 @@
-// The page of a graph: its picture, its nodes, what was left out and why, its partitions.
+// Page of a graph: picture, nodes, refused nodes with reasons, and partitions.
 
 function groupClass(node) {
   if (node.group >= 0) return `p${node.group % 8}`;

@@ -1,6 +1,6 @@
-// The length of a union of intervals.
+// Length of the union of a changing set of intervals.
 
-/** How much of a line intervals cover that come and go: a tree of counts over their ends. */
+/** Segment tree over the interval ends that counts the intervals covering each node. */
 class CoveredLength {
   constructor(intervals) {
     this.ends = [...new Set(intervals.flat())].sort((a, b) => a - b);
@@ -17,7 +17,7 @@ class CoveredLength {
     if (start < end) this.change(1, 0, this.ends.length - 1, this.places.get(start), this.places.get(end), by);
   }
 
-  /** Node `at` stands for what lies between the ends `low` and `high`. */
+  /** Node `at` covers the range between the ends `low` and `high`. */
   change(at, low, high, from, to, by) {
     if (from <= low && high <= to) this.counts[at] += by;
     else {

@@ -1,4 +1,4 @@
-// The page of two files side by side.
+// Page that compares two files side by side.
 
 const MARKS = { removed: "−", added: "+", changed: "≠", same: "" };
 
@@ -54,7 +54,7 @@ class PairedInstructions {
       picked: (row) => this.pick(row),
       numbers: Math.max(old.length, fresh.length),
     });
-    // The colour of a row belongs to the row itself.
+    // The class of a changed row is set on the row element.
     const plain = this.list.row.bind(this.list);
     this.list.row = (index) => {
       const element = plain(index);
@@ -94,7 +94,7 @@ class PairedInstructions {
     ];
   }
 
-  /** How far what the new side computes is from the old side's, beside how large that is; null if nobody knows. */
+  /** Relative difference of the new side's samples from the old side's; null without comparable samples. */
   distance({ left, right, places }) {
     const samples = (method, index, place) => (place === undefined ? method.watched(index)?.samples : method.watched(index)?.inside[place]);
     const [one, other] = [samples(this.old, left, places?.[0]), samples(this.fresh, right, places?.[1])];
@@ -150,7 +150,7 @@ function distanceText(distance) {
   return `${(100 * distance).toPrecision(2)} %`.replace("Infinity %", "from 0");
 }
 
-/** A row, and below it what is inside its delegates where that is not the same on both sides. */
+/** A row, followed by the operators of its delegates if these differ between the sides. */
 function withParts(row, old, fresh) {
   const sides = [[old, row.left], [fresh, row.right]];
   const delegates = sides.map(([method, index]) => (index >= 0 && method.isDelegate(index) ? method.delegate(index) : null));
@@ -165,7 +165,7 @@ function withParts(row, old, fresh) {
   return [row.state === "same" ? { ...row, state: "changed" } : row, ...below];
 }
 
-/** Operators of two delegates beside each other, as many of one kind as there are in one order. */
+/** Pair the operators of two delegates by a longest common subsequence of their names. */
 function pairedParts(left, right) {
   const [one, other] = [left, right].map((side) => side.map((text) => partTexts(text)[0]));
   const most = Array.from({ length: one.length + 1 }, () => new Uint16Array(other.length + 1));
@@ -185,7 +185,7 @@ function pairedParts(left, right) {
   return pairs;
 }
 
-/** Put one that is gone beside one that came nearby and calls the same; its types have changed. */
+/** Pair a removed instruction with a nearby added one of the same operator: only its types changed. */
 function joinNeighbours(rows, old, fresh) {
   const joined = [];
   let gone = [];

@@ -1,6 +1,6 @@
-// Elements. Names that come from a file go into text nodes and attributes only, never into markup.
+// HTML elements. Names from files are inserted as text nodes and attributes, never as markup.
 
-/** Make an element: `on…` are listeners, `style` an object, everything else an attribute. */
+/** Create an element. Properties `on…` are listeners, `style` is an object, others are attributes. */
 function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -13,7 +13,7 @@ function h(tag, properties = {}, ...children) {
   return element;
 }
 
-/** A text from a file: isolated, so that right-to-left marks in a name cannot reorder the page. */
+/** Text from a file in a `bdi` element, so that right-to-left marks cannot reorder the page. */
 function named(text, properties = {}) {
   return h("bdi", properties, text);
 }
@@ -38,7 +38,7 @@ function tiles(pairs) {
   );
 }
 
-/** A note that follows the pointer; one for the whole page. */
+/** The tooltip of the page; it follows the pointer. */
 const tooltip = {
   element: null,
   show(x, y, lines) {
@@ -60,7 +60,7 @@ const tooltip = {
   },
 };
 
-/** Call `work` once for many calls within one frame, with the last arguments. */
+/** Return a function that calls `work` at most once per frame, with the last arguments. */
 function oncePerFrame(work) {
   let pending = null;
   return (...args) => {
@@ -79,7 +79,7 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-/** A canvas that stays sharp, follows its width and redraws when the theme changes. */
+/** A canvas at device resolution that redraws when its width or the theme changes. */
 function sharpCanvas(height, properties, draw) {
   const canvas = h("canvas", { height, ...properties });
   canvas.style.height = `${height}px`;

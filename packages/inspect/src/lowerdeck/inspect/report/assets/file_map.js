@@ -1,4 +1,4 @@
-// The file from its first byte to its last, and everything stored in it by size.
+// Map of the file's bytes, and a table of its stored data.
 
 const STORED = {
   program: "program (values, instructions, names)",
@@ -30,7 +30,7 @@ function mapLegend(totals, whole) {
   );
 }
 
-/** The bytes of a file as a strip; overlapping parts share their place, drawn in order of offset. */
+/** The bytes of a file as a strip; overlapping parts are drawn over each other, in order of offset. */
 function fileStrip(file) {
   const parts = file.sections.length
     ? file.sections

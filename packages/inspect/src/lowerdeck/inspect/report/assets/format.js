@@ -1,4 +1,4 @@
-// Numbers as a person reads them.
+// Number formats.
 
 const formatter = new Intl.NumberFormat("en-US");
 
@@ -10,7 +10,7 @@ function plural(number, noun) {
   return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
 
-/** As `lowerdeck inspect` writes them: kB are 1000 bytes. */
+/** Size in decimal units, as in `lowerdeck inspect`. */
 function bytes(number) {
   if (Math.abs(number) < 1000) return `${count(number)} B`;
   const units = ["kB", "MB", "GB", "TB", "PB", "EB"];
@@ -47,7 +47,7 @@ function sum(numbers) {
   return total;
 }
 
-/** Round steps between `from` and `to` for an axis of at most `most` marks. */
+/** At most `most` round axis marks between `from` and `to`. */
 function ticks(from, to, most) {
   const span = Math.max(to - from, 1e-9);
   let step = 10 ** Math.floor(Math.log10(span / most));

@@ -1,11 +1,11 @@
-// Where the nodes of a graph are in a picture: in rows below what they need.
+// Layered graph layout: each node is in a row below its inputs.
 
 const SWEEPS = 4;
 
 /**
- * Column and row of each node, in time that grows with nodes and edges. A node is one row below the lowest that it
- * needs, all of which come before it. Rows are ordered by where neighbours are, a few times down and up, and then
- * pulled below and above each other. In a row columns are at least 1 apart; the leftmost is at 0.
+ * Return column and row of each node. `needs` has the inputs of each node, which are earlier nodes. A node is one row
+ * below its lowest input. Rows are sorted by the positions of neighbours in a few sweeps down and up, then aligned
+ * with them. Columns of a row are at least 1 apart; the leftmost is 0.
  */
 function layoutOf(needs) {
   const rows = [];
@@ -28,7 +28,7 @@ function layoutOf(needs) {
   return columns.map((column, node) => ({ x: column - left, y: rows[node] }));
 }
 
-/** Move the nodes of one row to the middle of their neighbours, as near as fits. */
+/** Move the nodes of one row close to the mean column of their neighbours. */
 function settle(level, neighbours, columns) {
   const wanted = new Map();
   for (const node of level) {
@@ -41,7 +41,7 @@ function settle(level, neighbours, columns) {
     columns[node] = Math.max(wanted.get(node), free);
     free = columns[node] + 1;
   }
-  // Being pushed to the right only would let the picture lean: shift the row back.
+  // Nodes were only moved right: shift the row back by the mean.
   const lean = sum(level.map((node) => columns[node] - wanted.get(node))) / level.length;
   for (const node of level) columns[node] -= lean;
 }

@@ -1,13 +1,13 @@
-// A graph as a picture that one can move in: boxes in rows below what they need.
+// Zoomable picture of a graph: boxes in rows below their inputs.
 
 const BOX = { width: 150, height: 26, columnGap: 168, rowGap: 52 };
 const READABLE = 0.6;
 const OUTLINES = { left: "left-out", edge: "muted", kernel: "accent", module: "muted" };
 
 /**
- * Nodes are {label, needs, tone, round}: the numbers of earlier nodes, and what a box looks like. Tones are p0 to p7,
- * "left" (dashed), "edge", "kernel" and "module". `describe` tells lines about a node by its number, `picked` is told
- * of the chosen one, `opened` of one that is to be opened (Enter, two clicks), `closed` of one whose holder is to be closed.
+ * Nodes are {label, needs, tone, round}; `needs` are indices of earlier nodes, `tone` is p0 to p7, "left" (dashed),
+ * "edge", "kernel" or "module". `describe(index)` returns lines about a node. Callbacks with the index of a node:
+ * `picked` on selection, `opened` to open it (Enter, double click), `closed` to close the group that contains it.
  */
 class GraphView {
   constructor({ describe, picked, opened = null, closed = null, hint = "", tools = [] }) {
@@ -42,7 +42,7 @@ class GraphView {
     this.element = h("figure", {}, h("figcaption", {}, h("span", {}, "inputs above, results below"), zoom), canvas, this.status);
   }
 
-  /** Show other nodes, from the beginning. */
+  /** Show other nodes; reset scale and selection. */
   show(nodes) {
     const places = layoutOf(nodes.map((node) => node.needs));
     this.nodes = nodes.map((node, index) => ({ ...node, ...places[index] }));
@@ -68,7 +68,7 @@ class GraphView {
     return Math.floor(node.y / this.stripRows);
   }
 
-  /** Lay a narrow graph in strips beside each other, as text in columns, where all of it can be read then. */
+  /** Split a narrow graph into strips side by side if all of it is then readable; return the scale. */
   fold(width, height) {
     const scaleOf = (strips) => Math.min(width / (strips * this.columns * BOX.columnGap), height / (Math.ceil(this.rows / strips) * BOX.rowGap), 1);
     let best = 1;
@@ -82,7 +82,7 @@ class GraphView {
     return scaleOf(strips);
   }
 
-  /** Show all, or at first the beginning of a large graph at a size one can read. */
+  /** Show the whole graph, or the beginning of a large one at a readable scale unless `whole`. */
   fit(whole) {
     const { clientWidth: width, clientHeight: height } = this.canvas;
     const scale = this.fold(width, height);
@@ -148,7 +148,7 @@ class GraphView {
       for (const other of node.needs) {
         const from = this.nodes[other];
         const start = this.y(from) + BOX.height / 2;
-        // A way to the top of the next strip leads upwards.
+        // An edge to the next strip leads upwards.
         if (Math.max(start, y) < seen.top || Math.min(start, y) > seen.bottom) continue;
         if (index === this.selected || other === this.selected) chosen.push([from, start, node, y]);
         else this.edge(context, from, start, node, y);
@@ -162,7 +162,7 @@ class GraphView {
     context.stroke();
   }
 
-  /** A curve to the next row; a longer way goes down between two columns, where no node hides it. */
+  /** Draw an edge: a curve to the next row; a longer edge runs between two columns. */
   edge(context, from, start, to, end) {
     const gap = BOX.rowGap - BOX.height;
     const across = this.x(to) - this.x(from);
@@ -235,7 +235,7 @@ class GraphView {
     if (tell) this.picked(index);
   }
 
-  /** Move to a box, unless it is in sight. */
+  /** Scroll to a box unless it is visible. */
   reveal(index) {
     const node = this.nodes[index];
     const { clientWidth: width, clientHeight: height } = this.canvas;
@@ -244,7 +244,7 @@ class GraphView {
     if (x < 40 || x > width - 40 || y < 10 || y > height - 10) {
       this.scale = Math.max(this.scale, 0.85);
       this.left = this.x(node) - width / 2 / this.scale;
-      // In the middle, but no emptiness above the first row or below the last one.
+      // Centred, but not beyond the first and the last row.
       const end = this.tall - height / this.scale;
       this.top = Math.max(0, Math.min(end, this.y(node) - height / 2 / this.scale));
     }

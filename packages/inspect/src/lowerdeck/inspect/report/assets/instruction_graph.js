@@ -1,13 +1,13 @@
-// The instructions of a method as a picture: what is closed in the outline is one box, what is open shows what is in it.
+// Graph of a method's instructions: a closed entry of the outline is one box, an open one shows its members.
 
-/** What the boxes are made of: inputs, instructions, operators inside delegates, outputs; each after what it needs. */
+/** Data flow between inputs, instructions, operators of delegates, and outputs, in topological order. */
 class Flow {
   constructor(method, entries) {
     this.needs = [];
     this.inputs = method.data.inputs.map(() => this.add([]));
     this.ofEntry = new Map();
     const writers = new Map(method.data.inputs.map((value, position) => [value, [this.inputs[position]]]));
-    // No instruction makes a view: it shares the bytes of what was written.
+    // No instruction creates a view: it shares the bytes of other values.
     const views = new Map(method.data.arenas.flatMap((arena) => arena.blocks.map((block) => [block[0], block[5] ?? []])));
     const writersOf = (value) => writers.get(value) ?? (views.get(value) ?? []).flatMap((source) => writers.get(source) ?? []);
     const sources = (values) => {
@@ -24,7 +24,7 @@ class Flow {
         parts.push(this.add([...new Set(links.flatMap((link) => (link >= 0 ? parts[link] : sources([args[-1 - link]]))))]));
         this.ofEntry.set(entry, parts.at(-1));
         if (parts.length < method.parts(index).length) continue;
-        // What nothing inside is known to make is taken for the last one's.
+        // Results without a known producer are attributed to the delegate's last operator.
         for (const value of method.split(index).made) writers.set(value, [parts.at(-1)]);
         for (const [argument, part] of method.delegate(index).results) writers.set(args[argument], [parts[part]]);
       } else if (entry.parts) {
@@ -59,7 +59,7 @@ class InstructionGraph {
     this.show();
   }
 
-  /** Draw what the outline shows now. */
+  /** Draw the current state of the outline. */
   show() {
     const { method, flow } = this;
     const boxOf = new Map();
@@ -92,7 +92,7 @@ class InstructionGraph {
     this.view.show(this.boxes.map((box, number) => ({ ...this.look(box), needs: [...needs[number]] })));
     this.highlight(this.instructions.hits);
     if (this.toggled) {
-      // What was opened is no box any more: then the first one in it.
+      // An opened entry has no box: select its first member.
       const inside = this.outline.entries[this.outline.entries.indexOf(this.toggled) + 1];
       this.point(this.ofEntry.has(this.toggled) ? this.toggled : inside);
       this.toggled = null;
@@ -125,13 +125,13 @@ class InstructionGraph {
     this.instructions.set(entry, open);
   }
 
-  /** Show where an entry is. */
+  /** Select the box of an entry. */
   point(entry) {
     const at = this.ofEntry.get(entry);
     if (at !== undefined) this.view.choose(at, false);
   }
 
-  /** Fade what is not among some entries; all are shown again without. */
+  /** Fade all boxes except those of `entries`; without `entries` show all. */
   highlight(entries) {
     const boxes = entries?.map((entry) => this.ofEntry.get(entry)).filter((box) => box !== undefined);
     this.view.highlight(boxes ? new Set(boxes) : null);

@@ -1,4 +1,4 @@
-// The instructions of a method: an outline, and all about the chosen one beside it.
+// Outline of a method's instructions, and details of the selected one.
 
 class InstructionsView {
   constructor(method, picked, toggled = () => {}) {
@@ -27,7 +27,7 @@ class InstructionsView {
     this.detail.append(h("p", { class: "none" }, "Choose an instruction to see its values and where it comes from."));
   }
 
-  /** Buttons that open and close all, where there is something to open. */
+  /** Buttons that open and close all groups, if there are any. */
   tools() {
     const button = (text, open) => h("button", { type: "button", onclick: () => this.toggleAll(open) }, text);
     return this.outline.hasHolders ? [button("open all", true), button("close all", false)] : [];
@@ -58,7 +58,7 @@ class InstructionsView {
     if (!this.query) this.set(entry, open);
   }
 
-  /** Open or close an entry; the hits of a search stay as they are. */
+  /** Open or close an entry; search results stay unchanged. */
   set(entry, open) {
     this.outline.toggle(entry, open);
     this.list.show(this.query ? this.list.items : this.outline.visible());
@@ -71,7 +71,7 @@ class InstructionsView {
     this.toggled();
   }
 
-  /** To the right opens what holds others, to the left closes it, or goes to what holds this one. */
+  /** Arrow right opens a group; arrow left closes it, or selects the parent of an entry. */
   key(event) {
     if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;
     event.preventDefault();
@@ -139,7 +139,7 @@ class InstructionsView {
     return h("li", {}, named(`${file}:${line}`, { class: "file" }), name ? named(` in ${name}`) : null, context ? h("code", {}, context) : null);
   }
 
-  /** Choose an entry that is to be seen where somebody looks now; gives up the search if it hides it. */
+  /** Select an entry; clear the search if it hides the entry. */
   choose(entry) {
     if (!this.list.point(entry)) {
       this.filter("");
@@ -148,7 +148,7 @@ class InstructionsView {
     this.pick(entry);
   }
 
-  /** Choose an instruction from elsewhere on the page; gives up the search if it hides it. */
+  /** Select an instruction from elsewhere on the page; clear the search if it hides the instruction. */
   open(index, focus = true) {
     const entry = this.outline.steps.get(index);
     if (!this.list.point(entry)) {
@@ -161,7 +161,7 @@ class InstructionsView {
     if (focus) this.list.element.focus({ preventScroll: true });
   }
 
-  /** Show what has all words of a query; returns the instructions among it. */
+  /** Show the entries that contain all words of a query; return the instructions among them. */
   filter(query) {
     const words = wordsOf(query);
     this.query = words.join(" ");
@@ -182,7 +182,7 @@ class InstructionsView {
   }
 }
 
-/** What an operator inside a delegate is called, and what it makes of what. */
+/** Name of an operator in a delegate, and its results and arguments as text. */
 function partTexts(text) {
   const [, operator, taken, made] = /^([^(]*)\((.*)\) -> (.*)$/.exec(text) ?? [null, text, "", ""];
   return [operator, made ? `${made} ← (${taken})` : ""];

@@ -1,4 +1,4 @@
-// Planned memory over time: each tensor a rectangle of bytes (up) and instructions (right).
+// Planned memory over time: each tensor is a rectangle, with bytes upwards and instructions to the right.
 
 const MEMORY_COLORS = { i: "input", o: "output", b: "output", s: "state" };
 const MEMORY_LEGEND = [
@@ -83,7 +83,7 @@ class MemoryView {
     return MEMORY_COLORS[this.method.role(block.value)] ?? "intermediate";
   }
 
-  /** Bytes that are needed at each instruction; those that values share count once. */
+  /** Compute the bytes in use at each instruction; shared bytes count once. */
   measure() {
     const union = new CoveredLength(this.blocks.map(({ offset, nbytes }) => [offset, offset + nbytes]));
     const changes = Array.from({ length: this.method.length + 2 }, () => null);
@@ -106,7 +106,7 @@ class MemoryView {
     if (draw) this.redraw();
   }
 
-  /** Where things are on the canvas: the plot of rectangles above, the curve below. */
+  /** Layout of the canvas: the rectangles above, the curve of bytes in use below. */
   area(width = this.canvas.clientWidth, height = this.canvas.clientHeight) {
     const left = 74;
     const curve = 64;
@@ -141,7 +141,7 @@ class MemoryView {
       const { x, y, width: wide, height: tall } = this.place(block, area);
       context.globalAlpha = this.matches && !this.matches.has(block.value) ? 0.18 : 1;
       context.fillStyle = shades[this.colorName(block)];
-      // Neighbours stay apart by a line of the background where there is room for one.
+      // A gap separates neighbours if there is room.
       const gap = wide > 4 && tall > 4 ? 1 : 0;
       context.fillRect(x, y, Math.max(wide - gap, 1), Math.max(tall - gap, 1));
     }
@@ -232,7 +232,7 @@ class MemoryView {
     return this.view.low + ((area.top + area.height - y) / area.height) * (this.view.high - this.view.low);
   }
 
-  /** The smallest rectangle under the pointer, with a pixel or two of grace. */
+  /** The smallest rectangle at the pointer, within a pixel or two. */
   at(x, y) {
     const area = this.area();
     let best = null;
@@ -332,13 +332,13 @@ class MemoryView {
     this.redraw();
   }
 
-  /** Mark an instruction: a column in the picture. */
+  /** Mark the column of an instruction. */
   markTime(time) {
     this.cursor = time;
     this.redraw();
   }
 
-  /** Dim what a search did not find; null shows all. */
+  /** Dim all values except `values`; null shows all. */
   highlight(values) {
     this.matches = values;
     this.redraw();

@@ -1,4 +1,4 @@
-// The data of the page, read by the questions that its parts ask.
+// Accessors of the page data.
 
 const KINDS = { m: "move", j: "jump if false", f: "free" };
 const ROLES = {
@@ -22,7 +22,7 @@ class Method {
     this.searchable = [];
   }
 
-  /** What one instruction does, in a word. */
+  /** Operator, delegate or kind of an instruction. */
   label(index) {
     const { kind, target } = this.data.instructions;
     if (kind[index] === "k") return this.data.operators[target[index]]?.name ?? `operator ${target[index]}?`;
@@ -64,7 +64,7 @@ class Method {
     return this.data.values.nbytes[value] ?? 0;
   }
 
-  /** A value in a few letters: tensors by number, everything else as it is. */
+  /** Short text of a value: the number of a tensor, the text of another value. */
   short(value) {
     return this.role(value) === "-" ? this.text(value) : `%${value}`;
   }
@@ -74,13 +74,13 @@ class Method {
     return `%${value} ${this.text(value)}${name ? ` ${name}` : ""}`;
   }
 
-  /** Values that an instruction makes and those that it reads, as far as the file tells. */
+  /** Values that an instruction writes and reads, as far as the file distinguishes them. */
   split(index) {
     const args = this.arguments(index);
     const kind = this.data.instructions.kind[index];
     if (kind === "m") return { made: [args[1]], read: [args[0]] };
     if (kind === "d") {
-      // The file does not say where inputs end: what nothing touched before is made here.
+      // The file does not separate a delegate's inputs from its outputs: a value first used here is an output.
       const made = args.filter((value) => this.births.get(value) === index && "to".includes(this.role(value)));
       return { made, read: args.filter((value) => !made.includes(value)) };
     }
@@ -113,37 +113,37 @@ class Method {
     return this.data.instructions.stacks[number].map((frame) => this.file.frames[frame]);
   }
 
-  /** The innermost line that an instruction comes from, outside installed packages if there is one. */
+  /** Innermost source line of an instruction, outside installed packages if possible. */
   source(index) {
     const frames = this.stack(index);
     const frame = frames.findLast(([file]) => !/[\\/](site|dist)-packages[\\/]/.test(file)) ?? frames.at(-1);
     return frame ? `${frame[0].split(/[\\/]/).at(-1)}:${frame[1]}` : "";
   }
 
-  /** The names of the modules that an instruction is from, the outermost first; null if nothing tells. */
+  /** Names of the modules of an instruction, the outermost first; null if unknown. */
   module(index) {
     const told = this.watched(index)?.module;
     if (told) return told.split(".").slice(0, MOST_LEVELS);
     for (const value of this.arguments(index)) {
-      // A parameter is named for its module.
+      // The name of a parameter contains the path of its module.
       const name = "cxs".includes(this.role(value)) ? this.valueName(value) : null;
       if (name?.includes(".")) return name.split(".").slice(0, -1).slice(0, MOST_LEVELS);
     }
     return null;
   }
 
-  /** Whether names of parameters tell modules, and no trace does. */
+  /** Whether the module of an instruction is known only from parameter names, not from a trace. */
   get guessesModules() {
     return Array.from({ length: this.length }, (_, index) => index).some((index) => !this.watched(index)?.module && this.module(index));
   }
 
-  /** The operators inside a delegate that an instruction calls, one text for each. */
+  /** Texts of the operators in the delegate that an instruction calls. */
   parts(index) {
     const delegate = this.isDelegate(index) ? this.delegate(index) : null;
     return delegate && delegate.graph >= 0 ? this.file.texts[delegate.graph].split("\n") : [];
   }
 
-  /** What is known of one run of an instruction. */
+  /** Measurements of an instruction from a trace. */
   watched(index) {
     return this.data.watched?.[index];
   }
@@ -152,7 +152,7 @@ class Method {
     return Boolean(this.data.watched);
   }
 
-  /** Microseconds of an entry of the outline, null if they are not known. */
+  /** Time of an entry of the outline in microseconds; null if unknown. */
   spent(entry) {
     const watched = entry.kind === "group" ? null : this.watched(entry.index);
     if (!watched) return null;
@@ -163,7 +163,7 @@ class Method {
     return this.data.instructions.stacks.length > 0;
   }
 
-  /** All that a search looks through, in lower case; made when it is first asked for. */
+  /** Searchable text of an instruction in lower case, cached. */
   haystack(index) {
     this.searchable[index] ??= [
       index,
@@ -205,7 +205,7 @@ class FileModel {
       delegates: sum(this.methods.map((method) => method.data.delegates.length)),
       delegateBytes: this.storedBytes("delegate") + this.storedBytes("named"),
       constantBytes: this.storedBytes("constants"),
-      // The official runtime gives all methods the same arenas, each as large as any needs.
+      // In the official runtime methods share arenas, each of the largest required size.
       planned: Math.max(0, ...this.methods.map((method) => method.planned)),
     };
   }

@@ -1,10 +1,10 @@
-// The instructions of a method as an outline: by the modules that they are from, delegates opened.
+// Outline of a method's instructions by module, with the operators of delegates.
 
 const MOST_LEVELS = 12;
 const MOST_PARTS_OPEN = 200;
-const MODULES_GUESSED = "Modules are guessed from names of parameters; what has none stands in what holds its neighbours.";
+const MODULES_GUESSED = "Modules are guessed from names of parameters; an instruction without parameters is shown in the common module of its neighbours.";
 
-/** Entries in their order: {kind: "group" | "step" | "part", depth, index, ...}. */
+/** Entries in order: {kind: "group" | "step" | "part", depth, index, ...}. */
 class Outline {
   constructor(method) {
     this.method = method;
@@ -34,7 +34,7 @@ class Outline {
     for (const child of group.children) {
       if (typeof child === "number") this.add(child, depth);
       else if (child.count === 1 || (child.children.length === 1 && typeof child.children[0] !== "number")) {
-        // A module with one instruction, or with nothing but one module, needs no line of its own.
+        // A module with one instruction, or with one module only, has no entry.
         this.flatten(child, depth);
       } else {
         this.entries.push({ kind: "group", depth, name: child.path.join("."), count: child.count });
@@ -51,7 +51,7 @@ class Outline {
     parts.forEach((text, part) => this.entries.push({ kind: "part", depth: depth + 1, index, part, text }));
   }
 
-  /** Whether an entry has others below it. */
+  /** Whether an entry has members. */
   holds(entry) {
     return entry.kind === "group" || Boolean(entry.parts);
   }
@@ -60,7 +60,7 @@ class Outline {
     return this.entries.some((entry) => this.holds(entry));
   }
 
-  /** The entry that holds another, the innermost; null if none does. */
+  /** The parent of an entry, or null. */
   holderOf(entry) {
     let at = this.entries.indexOf(entry);
     while (at >= 0 && this.entries[at].depth >= (entry?.depth ?? 0)) at -= 1;
@@ -78,7 +78,7 @@ class Outline {
     if (!open) for (const entry of this.entries) if (this.holds(entry)) this.closed.add(entry);
   }
 
-  /** Open whatever hides an entry. */
+  /** Open all ancestors of an entry. */
   uncover(wanted) {
     let depth = wanted.depth;
     for (let at = this.entries.indexOf(wanted); at >= 0 && depth > 0; at -= 1) {
@@ -101,7 +101,7 @@ class Outline {
     return seen;
   }
 
-  /** What has all words, with the modules that it is in and the delegates that it is part of. */
+  /** Entries that contain all words, with their ancestors. */
   found(words) {
     const has = (text) => words.every((word) => text.includes(word));
     const kept = new Set();
@@ -122,7 +122,7 @@ class Outline {
   }
 }
 
-/** For each instruction the names of the modules that it is in, the outermost first. */
+/** Module names of each instruction, the outermost first. */
 function modulesOf(method) {
   const own = Array.from({ length: method.length }, (_, index) => method.module(index));
   let before = null;
@@ -133,7 +133,7 @@ function modulesOf(method) {
       before = path;
       return path;
     }
-    // Nothing tells where it is from: it is in what holds both what comes before and after it.
+    // Unknown module: use the common ancestor of the known modules before and after.
     if (nextKnown < index) {
       nextKnown = index;
       while (nextKnown < own.length && own[nextKnown] === null) nextKnown += 1;

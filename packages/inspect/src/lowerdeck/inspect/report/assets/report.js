@@ -1,6 +1,6 @@
-// The page of one file.
+// Page of one file.
 
-/** What each operator took, delegates and what is in them included, where a trace tells. */
+/** Operators with their times from a trace, including delegates and the operators in them. */
 function timedOperators(method) {
   const rows = new Map(method.data.operators.map((operator) => [operator.name, { ...operator, time: 0 }]));
   const add = (name, time, calls) => {
@@ -61,7 +61,7 @@ function delegatesSection(method) {
   const items = delegates.slice(0, 500).map((delegate, index) =>
     h(
       "details",
-      // What there is but one of need not be asked for.
+      // A single delegate is shown open.
       { open: delegates.length === 1 },
       h("summary", {}, h("span", { class: "index" }, `${index} `), named(delegate.id, { class: "op" }), h("span", { class: "size" }, figures(delegate))),
       ...inside(delegate),

@@ -1,6 +1,6 @@
-// The bar at the top: title, choices, links, and a search that "/" reaches.
+// Bar at the top: title, choices, links, and a search field with the shortcut "/".
 
-/** The words of a query, in lower case; all must be found. */
+/** Words of a query in lower case. */
 function wordsOf(query) {
   return query.toLowerCase().split(/\s+/).filter(Boolean);
 }

@@ -1,4 +1,4 @@
-// Which page to draw.
+// Select the page for the data.
 
 function showPage(data) {
   if (data.mode === "diff") showDiff(data);

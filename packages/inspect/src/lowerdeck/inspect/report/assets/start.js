@@ -1,4 +1,4 @@
-// Begin: draw the data that is in the page.
+// Draw the data of the page.
 
 const pageData = JSON.parse(document.getElementById("report-data").textContent);
 showPage(pageData);

@@ -1,8 +1,8 @@
-// Tables whose columns sort.
+// Sortable tables.
 
 const MOST_ROWS = 500;
 
-/** `columns` are {title, value(row), show(row)?, number?, rising?, bar?}; gives {element, filter}. */
+/** `columns` are {title, value(row), show(row)?, number?, rising?, bar?}; returns {element, filter}. */
 function sortableTable(label, columns, rows, sortedBy = 0) {
   let order = { column: sortedBy, down: columns[sortedBy].number && !columns[sortedBy].rising };
   let shown = rows;

@@ -1,7 +1,7 @@
-// A list of any length that holds only the rows one can see.
+// List that renders only its visible rows.
 
 class VirtualList {
-  /** `render(item)` gives the children of a row; `picked(item)` is told of each choice; `numbers` is the most in its index. */
+  /** `render(item)` returns the children of a row; `picked(item)` is called on selection; `numbers` is the largest index. */
   constructor({ label, className = "", rowHeight = 26, render, picked, opened, numbers = 0 }) {
     Object.assign(this, { rowHeight, render, picked, opened });
     this.items = [];
@@ -81,7 +81,7 @@ class VirtualList {
     if (tell) this.picked?.(this.items[this.selected]);
   }
 
-  /** Select an item without telling anyone, as when another part of the page chose it. */
+  /** Select an item without calling `picked`; return whether the list shows it. */
   point(item) {
     const index = this.items.indexOf(item);
     if (index >= 0) this.select(index, false);
