@@ -34,9 +34,8 @@ def official_binding() -> dict[str, Any]:
     """Return ExecuTorch's binding module as a dict, after locating OpenVINO's library.
 
     Call it in a separate process: the runtime aborts on some files and registers its operators
-    with torch. All names in the binding are private. ExecuTorch's public module (``portable_lib``)
-    imports all of exir for one warning class, which takes 6 s instead of 0.2 s and fails if a
-    dependency of exir is missing.
+    with torch. All names in the binding are private to ExecuTorch; its public module
+    ``portable_lib`` imports all of exir.
 
     Raises:
         ModuleNotFoundError: executorch is not installed.

@@ -55,10 +55,7 @@ class BackendRuntime(Protocol):
 
 
 class Precision(Protocol):
-    """Numeric precision of an event in a delegate.
-
-    Logged results are always dequantized.
-    """
+    """Numeric precision of an event in a delegate, whose logged results are dequantized."""
 
     @property
     def step(self) -> float | None:
@@ -279,7 +276,6 @@ def _store_output(value: object, out: torch.Tensor, spec: TensorSpec, backend_id
             f"backend {backend_id!r} returned {value.dtype} for value {spec.index}; expected "
             f"{out.dtype}"
         )
-    # Shapes may be dynamic.
     if value.shape != out.shape:
         resize(out, value.shape, spec)
     out.copy_(value)

@@ -81,7 +81,7 @@ class BusyError(RunnerError, RuntimeError):
 
 
 class MemoryPlanError(ExecutionError):
-    """The memory plan is broken, such as one that overwrites live bytes, or too large to check."""
+    """The memory plan is invalid, for example overwrites live bytes, or is too large to check."""
 
 
 class OfficialRuntimeError(RunnerError):

@@ -61,7 +61,7 @@ def load(
 
     Raises:
         ProgramError: The file is malformed, or ``program`` has the wrong type.
-        MemoryPlanError: Two methods have different offsets for one state.
+        MemoryPlanError: The offsets of shared state conflict between methods.
         OSError: The file cannot be read.
 
     Example:

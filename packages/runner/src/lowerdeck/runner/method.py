@@ -24,7 +24,7 @@ from lowerdeck.serializer import ExecutionPlan, FreeCall
 from lowerdeck.serializer import Tensor as TensorValue
 
 MAX_INSTRUCTIONS = 10_000_000
-"""Limit of executed instructions per call, as in the official runtime."""
+"""Limit of executed instructions per call, which ends endless loops."""
 
 Memory = Literal["strict", "poison", "unchecked"]
 """Check the memory plan; also poison dead memory; or neither."""

@@ -47,7 +47,7 @@ class OfficialCalls:
 class OfficialRuntime:
     """The official runtime in a process, started lazily and again after a crash.
 
-    An instance serves one thread at a time.
+    An instance is not thread-safe.
 
     Example:
         >>> from lowerdeck.runner import OfficialRuntime

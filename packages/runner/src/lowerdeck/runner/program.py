@@ -50,7 +50,7 @@ class LoadedProgram:
 
     Raises:
         ProgramError: Two methods have the same name.
-        MemoryPlanError: Two methods have different offsets for one state.
+        MemoryPlanError: The offsets of shared state conflict between methods.
     """
 
     def __init__(

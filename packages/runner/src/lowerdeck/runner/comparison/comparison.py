@@ -71,7 +71,7 @@ class Comparison:
 
     @property
     def first(self) -> Difference | None:
-        """Return the first difference, or None if all results are equal."""
+        """Return the first difference, or None if there is none."""
         return self.differences[0] if self.differences else None
 
     def __str__(self) -> str:
@@ -96,13 +96,13 @@ def compare(
 ) -> Comparison:
     """Return the differences between a program and its source model.
 
-    Both run once on the same inputs; each instruction's result is compared with that of its node
+    Both run on copies of the inputs; each instruction's result is compared with that of its node
     in the exported program. Results without a node, such as parts of a decomposition, are listed
     as unmatched; so are all instructions of a program loaded without ``debug=``.
 
     Results of 8-bit delegates may differ from eager by one quantization step, and must saturate at
-    eager's limits. Each operator is compared with eager on the program's own inputs, so that
-    upstream rounding is not attributed to it.
+    eager's limits. In programs with low-precision delegates, each operator is compared with eager
+    on the program's own inputs, so that upstream rounding is not attributed to it.
 
     Args:
         program: Its mutable state advances by one call.

@@ -88,8 +88,8 @@ class ReferenceRun:
     def _rounded_as(self, result: torch.Tensor) -> torch.Tensor:
         """Return the other program's rounding of ``result``, or ``result`` if no event matches.
 
-        Scales are chosen at run time, in eager possibly per tensor and in the other program per
-        row, so an event is matched by its values.
+        Scales are computed at run time, per tensor or per row, so an event is matched by its
+        values.
         """
         slack = step_at_run_time(result) * (1 + 1e-4)
         for event in self._rounding_events:

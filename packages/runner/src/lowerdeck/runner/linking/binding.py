@@ -1,4 +1,4 @@
-"""Bind instructions to closures once, so that a call costs little more than its kernel."""
+"""Bind instructions to closures."""
 
 from __future__ import annotations
 

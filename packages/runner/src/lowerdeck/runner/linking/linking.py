@@ -214,9 +214,6 @@ def _values_of(item: InstructionArguments) -> list[int]:
             return [index]
 
 
-# Closures are bound once, so that calls need no lookups.
-
-
 def _move(registers: list[object], source: int, target: int) -> Step:
     def step() -> None:
         registers[target] = registers[source]

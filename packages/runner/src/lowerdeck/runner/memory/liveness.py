@@ -1,4 +1,4 @@
-"""Liveness analysis."""
+"""Liveness analysis of planned values."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Check that a memory plan never overwrites live bytes.
+"""Check that a memory plan does not overwrite live bytes.
 
-The check is incomplete:
+The check is approximate:
 
 - Files do not mark aliases, such as reshapes that share memory. A value that is read but not
   written counts as an alias of the last written value that contains its bytes, so a plan that
   moves the alias or its base may pass.
-- Sizes are upper bounds.
+- Dynamic sizes count with their upper bounds.
 - A register may alias any value that is moved or viewed to it.
 """
 

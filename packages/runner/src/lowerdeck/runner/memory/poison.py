@@ -1,7 +1,6 @@
 """Fill dead bytes, so that reading them gives NaN.
 
-The bytes of a value are filled with 0xFF (NaN for floats) as soon as it is dead, so that a program
-that reads dead memory cannot give the right result by chance.
+The bytes of a value are filled with 0xFF (NaN for floats) as soon as it is dead.
 """
 
 from __future__ import annotations

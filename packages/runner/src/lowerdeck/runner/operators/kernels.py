@@ -132,7 +132,7 @@ the caller's permission.
 def find_kernel(name: str, overload: str, custom: Collection[str] = ()) -> Kernel | None:
     """Return the kernel of ``name.overload``, or None.
 
-    Only operators that mutate arguments are returned: the runtime has no others.
+    Operators of torch that write no argument are rejected.
 
     Args:
         name: Namespace and name, such as ``aten::add``.

@@ -34,8 +34,8 @@ class Freed:
 class Frame:
     """Values of one method.
 
-    Tensor objects never change, so that instructions are bound to them once. Only registers in
-    ``rebound`` are looked up at each call.
+    Registers outside of ``rebound`` keep their objects, so that instructions are bound to these
+    once.
 
     Attributes:
         values: Values in the file.

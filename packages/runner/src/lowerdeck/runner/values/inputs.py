@@ -15,7 +15,7 @@ from lowerdeck.runner.values.tensors import Origin, TensorSpec
 from lowerdeck.torch_base import pytree
 
 MAX_TEXT = 1 << 20
-"""Limit of a serialized structure, in characters: about 18,000 leaves of 56 characters."""
+"""Limit of a serialized structure, in characters."""
 MAX_DEPTH = 32
 _LONGEST_KEY = 100
 _SEQUENCES = ("builtins.tuple", "builtins.list")
@@ -209,7 +209,7 @@ def _refuse_layout(name: str, value: torch.Tensor, spec: TensorSpec) -> None:
     elif cure is None:
         back = [order.index(dim) for dim in range(len(order))]
         cure = f"call .permute({order}).contiguous().permute({back}) on it"
-    # Compare strides: a tensor that is not dense may have the expected dim order.
+    # Report strides: a tensor that is not dense may have the expected dim order.
     _refuse(
         name,
         f"has strides {list(value.stride())}; expected "
