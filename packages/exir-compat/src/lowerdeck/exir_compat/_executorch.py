@@ -18,11 +18,7 @@ _RECORDS = "executorch.devtools.etrecord"
 
 
 def manager_class(name: str) -> Any:
-    """Return exir's manager class called ``name``, or None if exir is not loaded.
-
-    Args:
-        name: Class name, such as ``EdgeProgramManager``.
-    """
+    """Return exir's manager class called ``name``, or None if exir is not loaded."""
     return getattr(sys.modules.get(_PROGRAMS), name, None)
 
 
@@ -47,11 +43,7 @@ def quantized_fusions() -> Any:
 
 
 def is_from_executorch(kind: object) -> bool:
-    """Return whether ``kind``, or the class of ``kind``, is defined in ExecuTorch.
-
-    Args:
-        kind: A class, function or object.
-    """
+    """Return whether ``kind``, or the class of ``kind``, is defined in ExecuTorch."""
     # ``__module__`` of built-in methods is None.
     module = getattr(kind, "__module__", None) or ""
     return module.partition(".")[0] == "executorch"
@@ -59,8 +51,6 @@ def is_from_executorch(kind: object) -> bool:
 
 def new_record() -> Any:
     """Return an empty ``ETRecord`` of ExecuTorch's devtools.
-
-    This is the only import of ExecuTorch in this package, used for ``generate_etrecord=True``.
 
     Raises:
         SettingError: The devtools are not installed.

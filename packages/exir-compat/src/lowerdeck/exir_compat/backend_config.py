@@ -57,7 +57,8 @@ class ExecutorchBackendConfig:
     where safe, and memory is on the CPU.
 
     Attributes:
-        passes: Passes that run on each method's program, in ATen operators, before emission.
+        passes: Passes that run on each method's program before emission, as in
+            ``EdgeProgramManager.transform``.
         memory_planning_pass: A :class:`MemoryPlanningPass` or an object with its attributes, or a
             mapping of these by method; only ``alloc_graph_input`` and ``alloc_graph_output`` may
             differ between methods.

@@ -18,9 +18,9 @@ class EdgeCompileConfig:
 
     Attributes:
         preserve_ops: Operators that are not decomposed.
-        _check_ir_validity: Ignored: programs that cannot be emitted are always errors.
+        _check_ir_validity: Ignored.
         _skip_dim_order: Ignored.
-        _use_edge_ops: If False, managers always return programs in ATen operators.
+        _use_edge_ops: If False, managers return programs in ATen operators.
         _core_aten_ops_exception_list: Ignored.
     """
 

@@ -36,7 +36,7 @@ from lowerdeck.torch_base import OpOverload, graphs_of
 class EdgeProgramManager(Manager):
     """Programs by method, decomposed or lowered.
 
-    Immutable: each step returns a new manager.
+    Each step returns a new manager.
 
     Args:
         edge_programs: One program (the method ``forward``), or several by method name.

@@ -13,10 +13,7 @@ from lowerdeck.serializer import Program
 def to_exir_classes(program: Any) -> Any:
     """Return a program, or a part of it, in exir's classes if exir is imported, else unchanged.
 
-    exir's printer and writer check these classes; code that calls them has imported exir.
-
-    Args:
-        program: The program; not changed. ``bytes`` are shared.
+    exir's printer and writer require these classes.
     """
     schema = file_classes()
     if schema is None:
