@@ -111,9 +111,6 @@ _ALIGNMENT = 32
 def serialize_bundle(bundle: BundledProgram) -> bytes:
     """Return a bundled program as the bytes of a ``.bpte`` file.
 
-    Args:
-        bundle: The program and its test cases.
-
     Raises:
         ProgramError: The bundle is invalid; the message names the field.
 
@@ -133,7 +130,6 @@ def write_bundle(bundle: BundledProgram, path_or_file: str | os.PathLike[str] | 
     A path is written as a temporary file in the same folder and then renamed.
 
     Args:
-        bundle: The program and its test cases.
         path_or_file: A path, or a file opened in binary mode.
 
     Raises:
@@ -145,9 +141,6 @@ def write_bundle(bundle: BundledProgram, path_or_file: str | os.PathLike[str] | 
 
 def bundle_pieces(bundle: BundledProgram) -> Iterator[Piece]:
     """Return an iterator over the bytes of a ``.bpte`` file; all checks run first.
-
-    Args:
-        bundle: The program and its test cases.
 
     Raises:
         ProgramError: The bundle is invalid; the message names the field.

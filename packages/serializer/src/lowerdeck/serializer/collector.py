@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_held() -> Iterator[None]:
-    """Pause the garbage collector, which would take 40 % of the time to read a large file.
+    """Pause the garbage collector.
 
     The collector is global: if two threads pause it, the first to finish resumes it for both.
     """

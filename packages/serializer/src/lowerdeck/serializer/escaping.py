@@ -14,8 +14,6 @@ _LONGEST = 200
 def printable(text: str) -> str:
     r"""Return the text with all unprintable or invisible characters escaped.
 
-    The result is one printable line. The conversion is deterministic and idempotent.
-
     Args:
         text: Any text, such as a name from a file.
 

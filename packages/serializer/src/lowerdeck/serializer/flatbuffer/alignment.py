@@ -54,8 +54,7 @@ def common_alignment(left: int, right: int) -> int:
     """Return the least common multiple of two alignments.
 
     Raises:
-        ProgramError: The multiple exceeds ``MAX_ALIGNMENT``. The limit keeps intermediate results
-            small: the common multiple of many alignments in a file could have thousands of digits.
+        ProgramError: The multiple exceeds ``MAX_ALIGNMENT``.
     """
     common = lcm(left, right)
     if common > MAX_ALIGNMENT:

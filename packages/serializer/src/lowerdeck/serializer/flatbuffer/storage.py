@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """A byte range of another file, mapped only when it is written."""
+    """A byte range of another file, mapped on use."""
 
     path: str | PathLike[str]
     offset: int

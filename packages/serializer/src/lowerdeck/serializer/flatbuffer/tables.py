@@ -1,7 +1,7 @@
 """Read FlatBuffer tables from untrusted data: each position is checked before use.
 
 A vtable is checked once and compiled to one ``struct`` that reads all fields of its tables in one
-call, which makes checked reading faster than ExecuTorch's unchecked reader.
+call.
 """
 
 from __future__ import annotations

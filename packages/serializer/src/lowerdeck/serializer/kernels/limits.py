@@ -154,7 +154,7 @@ def _types(call: Arguments, at: int, allowed: str) -> str | None:
 def _dimension(call: Arguments, at: int, of: int, *, negative: bool = False) -> str | None:
     """Check that a number, or each of a list, is a dimension of a tensor.
 
-    Computed numbers are rejected too: torch never emits them, so no valid file has them.
+    Computed numbers are rejected too: torch's dimensions are constants.
     """
     tensor = call.tensor(of)
     if tensor is None:

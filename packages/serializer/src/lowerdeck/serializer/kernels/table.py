@@ -2,8 +2,7 @@
 
 Read from the runtime's wheel: names from its registry, argument kinds from torch's own schemas,
 layouts and in-place facts from each kernel's checks and by running them, limits by calling them
-with invalid arguments. ``tests/interop`` compares all of it with the runtime. A new runtime
-version changes only this file.
+with invalid arguments. ``tests/interop`` compares it with the runtime.
 
 A row is the arguments, the words, and the kernels that share them. One letter per argument:
 

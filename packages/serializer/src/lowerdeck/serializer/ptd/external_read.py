@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 def deserialize_ptd(data: ReadableBuffer) -> ExternalData:
     """Return the external data of a `.ptd` file, with buffers as views of ``data``.
 
-    The runtime checks little of a `.ptd`, so keys, segments, shapes and tensor sizes are all
-    checked here.
+    Keys, segments, shapes and tensor sizes are checked.
 
     Args:
         data: The file: bytes, a memory map, or anything else with the buffer protocol.

@@ -51,7 +51,7 @@ class ExternalEntry:
 
     Attributes:
         tensor_layout: Type and shape of a tensor; None for a blob that only a delegate reads.
-        alignment: Alignment of the bytes in the file.
+        alignment: Alignment in the file, in bytes.
     """
 
     data: Storage
@@ -113,9 +113,6 @@ def serialize_ptd(data: ExternalData | Mapping[str, ExternalEntry]) -> bytes:
     Args:
         data: The external data, or a dict of its entries.
 
-    Returns:
-        The file.
-
     Raises:
         ProgramError: An entry or an alignment is invalid.
 
@@ -139,9 +136,6 @@ def write_ptd(
     Args:
         data: The external data, or a dict of its entries.
         path_or_file: A path, or a file opened in binary mode.
-
-    Returns:
-        The number of bytes written.
 
     Raises:
         ProgramError: An entry or an alignment is invalid; no file was changed.

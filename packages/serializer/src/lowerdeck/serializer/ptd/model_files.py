@@ -36,9 +36,8 @@ def write_model(
 
     Named data with the tag ``weights`` go to ``weights.ptd`` in the folder of ``path``. All files
     are planned and checked first, then written under temporary names, then renamed. The old
-    program is removed before its data, and the new one is placed last. After a crash the folder
-    has the old model, the new one, or no program, but never a program with data of another
-    version.
+    program is removed before its data, and the new one is placed last: after a crash the folder
+    has the old model, the new one, or no program.
 
     Args:
         path: Path of the `.pte` file.

@@ -33,9 +33,6 @@ def deserialize_pte(data: ReadableBuffer) -> schema.Program:
     Args:
         data: The file: bytes, a memory map, or anything else with the buffer protocol.
 
-    Returns:
-        The program.
-
     Raises:
         FormatError: The file is malformed.
 

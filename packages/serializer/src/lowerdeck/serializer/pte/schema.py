@@ -6,8 +6,7 @@ A :class:`Program` in memory is *logical*: it holds buffers directly, without se
 only describe segments (``segments``, ``constant_segment``, ``mutable_data_segments``) are absent
 here; :attr:`Program.mutable_data` has the data to which ``mutable_data_segments`` refers.
 
-The classes are not frozen: a program has hundreds of thousands of instances, and a frozen
-dataclass takes three times as long to create.
+Most classes are not frozen, because a frozen dataclass takes longer to create.
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ class ExtraTensorInfo:
 
 @dataclass(slots=True)
 class Tensor:
-    """A tensor: its type, its shape and where its bytes are.
+    """A tensor: its type, its shape and the location of its bytes.
 
     ``data_buffer_idx`` above 0 is an index. Without ``allocation_info`` it refers to a constant in
     :attr:`Program.constant_buffer`, with it to the initial value of a mutable tensor in

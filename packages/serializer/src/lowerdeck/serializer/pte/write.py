@@ -65,9 +65,6 @@ def serialize_pte(
         **layout: Fields of :class:`FileLayout`; by default those of the source file, if there is
             one.
 
-    Returns:
-        The file.
-
     Raises:
         ProgramError: The program or an option cannot be written.
 
@@ -95,9 +92,6 @@ def write_pte(
     Args:
         path_or_file: A path, or a file opened in binary mode.
         **layout: As for :func:`serialize_pte`.
-
-    Returns:
-        The number of bytes written.
 
     Raises:
         ProgramError: The program or an option is invalid; no file was changed.

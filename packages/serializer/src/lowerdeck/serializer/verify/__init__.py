@@ -1,1 +1,1 @@
-"""Checks that the official runtime neither crashes on a file nor computes wrong values."""
+"""Checks for files on which the official runtime crashes or computes wrong values."""

@@ -54,7 +54,7 @@ def verify_pte(
 ) -> schema.Program:
     """Return the program of a file after checking that it is safe to load and run.
 
-    Beyond the checks of reading, every index, count, size and order is checked, including cases in
+    Beyond the checks of reading, indices, counts, sizes and orders are checked, including cases in
     which the official runtime crashes or silently computes wrong values. XNNPACK payloads are
     checked as well; other delegates are opaque. Values computed at run time are not checked.
 
@@ -104,7 +104,7 @@ class ProgramVerifier:
         self._named = {entry.key: storage_size(entry.data) for entry in program.named_data}
 
     def verify(self) -> schema.Program:
-        """Check everything and return the program.
+        """Check the file and return the program.
 
         Raises:
             FormatError: The file is malformed or not safe to run.

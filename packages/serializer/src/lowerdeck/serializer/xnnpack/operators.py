@@ -1,8 +1,7 @@
 """The tables, operators and data types of an XNNPACK payload.
 
 The source is the schema that ExecuTorch 1.4.1 publishes and reads (identifiers ``XN00`` and
-``XN01``). The numbers of union members and the order of fields are part of the format and never
-change.
+``XN01``). The numbers of union members and the order of fields are part of the format.
 """
 
 from __future__ import annotations
