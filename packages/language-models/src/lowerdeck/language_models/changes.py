@@ -19,11 +19,7 @@ _NAMES = re.compile(
 
 
 def changes_of(model: nn.Module, context: int) -> Mapping[int, str]:
-    """Return the text lengths at which a model changes, with their names in its configuration.
-
-    Args:
-        context: Largest number of tokens of a text.
-    """
+    """Return the text lengths below ``context`` at which a model changes, with their names."""
     changed = {
         table[name]: name
         for table in _configured(model)
@@ -35,11 +31,7 @@ def changes_of(model: nn.Module, context: int) -> Mapping[int, str]:
 
 @contextmanager
 def shortened(model: nn.Module, count: int) -> Iterator[None]:
-    """Set a text length of the configuration to a few tokens, so that short texts test the change.
-
-    Args:
-        count: The length to replace, wherever it occurs.
-    """
+    """Replace the text length ``count`` by a few tokens, so that short texts test the change."""
     changed = []
     for table in (*_configured(model), *map(vars, model.modules())):
         for name, value in table.items():

@@ -12,7 +12,9 @@ from lowerdeck.language_models.generating import ModelFile, inputs_of, method_fo
 
 TOKENS = 16  # generated for the comparison
 _MARGIN = 10.0
-"""A differing token is wrong if its logit differs by more than this many times the error."""
+"""A differing token is wrong if the model's two highest logits differ by more than this many
+times the error.
+"""
 _MOST = 0.1
 """Largest difference that is attributed to rounding, relative to the largest logit."""
 
@@ -41,9 +43,8 @@ def check_lines(
     """Return whether the file generates the model's tokens, and the lines of a report.
 
     The file and the model both read the prompt and the model's continuation of it. The model reads
-    the whole text at each step, without a cache, to detect errors of the file's cache. If the
-    logits of the model's two most likely tokens are closer than ten times the error, other tokens
-    are accepted.
+    the whole text at each step, without a cache, to detect errors of the file's cache. Where the
+    model's two highest logits differ by at most ten times the error, another token is accepted.
 
     Args:
         decoder: The model with the exported weights.

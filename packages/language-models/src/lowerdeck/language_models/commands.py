@@ -63,7 +63,8 @@ class LanguageModelCommand:
 
         Raises:
             LanguageModelError: The folder, the file or the prompt cannot be used.
-            lowerdeck.inspect.CommandError: A file cannot be written.
+            lowerdeck.inspect.CommandError: A file cannot be written, or ``--runtime official`` is
+                given without executorch.
         """
         return _export(args) if args.form == "export" else _run(args)
 
@@ -137,7 +138,7 @@ def _configure_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _text(text: str) -> str:
-    """Return an argument decoded as UTF-8; in the C locale Python decodes it as ASCII."""
+    """Return an argument decoded as UTF-8, whatever the locale."""
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeError as error:

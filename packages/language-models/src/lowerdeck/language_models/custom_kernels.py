@@ -42,7 +42,7 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
         """Allocate keys and values.
 
         Args:
-            key_states: Keys, ``[1, heads, n, width]``; only the sizes are used.
+            key_states: Keys, ``[1, heads, n, width]``; their values are not used.
         """
         super().lazy_initialization(key_states, value_states)
         self.keys: torch.Tensor = self.keys.transpose(1, 2).contiguous()
@@ -51,7 +51,7 @@ class FilledLayer(StaticLayer):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of some tokens; return the whole cache in memory order.
+        """Write the keys and values of some tokens; return the whole cache.
 
         Args:
             key_states: Keys, ``[1, heads, n, width]``.

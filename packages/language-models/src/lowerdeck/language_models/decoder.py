@@ -31,8 +31,7 @@ _COARSE = 0.1
 class PositionedLayer(StaticLayer):  # type: ignore[misc]
     """Keys and values of one layer, written at the caller's positions.
 
-    The layer of transformers counts tokens, which costs a write and an addition per layer and
-    token, and does not restart the count for a new text.
+    The layer of transformers counts tokens, and does not restart the count for a new text.
     """
 
     positions: torch.Tensor
@@ -72,7 +71,8 @@ class CachedDecoder(nn.Module):
             filled part of the cache.
 
     Raises:
-        UnsupportedModelError: The model is not a decoder, or has other state than keys and values.
+        UnsupportedModelError: The model is not a decoder, or does not give the same logits with a
+            static cache.
     """
 
     def __init__(
@@ -108,9 +108,8 @@ class CachedDecoder(nn.Module):
         """Compare short texts with and without the cache.
 
         The first token determines the sizes of keys and values, which configurations do not name
-        consistently: the number of shared heads has several names, and compressed keys are wider
-        than values. Equal logits show that the family has no other state, and that positions can
-        be passed: some families add an offset only if no positions are passed.
+        consistently. Equal logits show that the family needs no other state, and whether positions
+        can be passed: some families add an offset only if no positions are passed.
         """
         faults = []
         for self._passes_positions in (True, False):
@@ -128,11 +127,7 @@ class CachedDecoder(nn.Module):
                 layer.values.zero_()
 
     def _try_beyond(self, count: int, name: str) -> None:
-        """Compare a text longer than ``count`` tokens, where the model changes.
-
-        The text length of the change is reduced to a few tokens, because texts as long as windows
-        take minutes.
-        """
+        """Compare a text that is longer than the change at ``count`` tokens, reduced to a few."""
         with shortened(self.model, count):
             try:
                 with torch.no_grad():
@@ -159,7 +154,7 @@ class CachedDecoder(nn.Module):
     def _fault(
         self, steps: Sequence[int], whole: torch.Tensor | None = None
     ) -> tuple[str | None, Exception | None]:
-        """Return what is wrong with the logits of a text read in steps, and the cause, or None."""
+        """Return the error in the logits of a text read in steps, and the exception, if any."""
         implementation = (
             "llama::custom_sdpa" if self._custom else "a static cache of keys and values"
         )
@@ -191,7 +186,7 @@ class CachedDecoder(nn.Module):
         ), None
 
     def _refuse_encoder(self, text: torch.Tensor, whole: torch.Tensor) -> None:
-        # Compare the first token: the last one has no successor, others may agree by chance.
+        # The first token's logits depend on later tokens only in an encoder.
         early = self.without_cache(text[:, :1])
         if float((whole[:, :1] - early).abs().max()) > _bound(whole):
             raise UnsupportedModelError(
@@ -281,7 +276,7 @@ def _cache_of(model: PreTrainedModel, context: int, kind: type[StaticLayer]) -> 
 
 
 def export_decoder(decoder: CachedDecoder, tokens: int) -> ExportedProgram:
-    """Return the program of a decoder for a dynamic number of tokens.
+    """Return the program of a decoder.
 
     Args:
         tokens: Largest number of tokens in one call.

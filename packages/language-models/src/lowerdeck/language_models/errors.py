@@ -14,15 +14,15 @@ class LanguageModelError(Exception):
 
 
 class FolderError(LanguageModelError, ValueError):
-    """The folder does not hold a model that can be loaded; the message says what is missing."""
+    """The folder does not hold a model that can be loaded."""
 
 
 class UnsupportedModelError(LanguageModelError, NotImplementedError):
-    """The model cannot be exported as a decoder with a cache; the message gives the reason."""
+    """The model cannot be exported as a decoder with a cache."""
 
 
 class GenerationError(LanguageModelError, ValueError):
-    """The prompt or the file cannot be used to generate text; the message says what to do."""
+    """The prompt or the file cannot be used to generate text."""
 
 
 def first_line(error: BaseException) -> str:

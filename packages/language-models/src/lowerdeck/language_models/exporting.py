@@ -56,7 +56,7 @@ def export_language_model(
         group: Number of weights that share a scale in ``"8da4w"``.
         quantize_embedding: Bits of the embedding, 8 or 4; None for no quantisation. The
             application must link the quantised kernels.
-        context: Largest number of tokens of a text; at most the model's own limit.
+        context: Largest number of tokens of a text; reduced to the model's own limit.
         backend: ``"xnnpack"``, or ``"portable"`` for only the runtime's own kernels.
         attention: ``"delegate"``, or ``"custom-kernel"`` for ``llama::custom_sdpa``, which the
             application must link.
@@ -96,7 +96,6 @@ class Prepared(NamedTuple):
         context: Largest number of tokens of a text.
         chunk: Largest number of tokens in one call.
         kernels: Kernels that the runtime must have in addition to the portable ones.
-        partitioners: The partitioners, in order.
         separate_decode: Whether single tokens have a separate method.
         quantized: Counts of quantised and float weights; None without quantisation.
     """
@@ -145,8 +144,8 @@ def prepared(
         loaded = (
             _copy_sharing_weights(model)
             if isinstance(model, PreTrainedModel)
-            # Delegates compute with float16 weights; the runtime's own kernels would convert them
-            # again for each token.
+            # XNNPACK's delegates store float16 weights; the runtime's own kernels would convert
+            # them in each call.
             else load_folder(Path(model), mapped=backend == "xnnpack")
         )
     context = min([context, *_length_limits(loaded)])
@@ -183,7 +182,7 @@ def lower_decoder(prepared_model: Prepared, steps: Steps | None = None) -> Lower
         steps: Receives the progress; None for no report.
 
     Raises:
-        UnsupportedModelError: An operator has no kernel in the runtime, or a size has no bound.
+        UnsupportedModelError: The program cannot be emitted.
     """
     steps = steps or Steps()
     counts = {"forward": prepared_model.chunk} | (
@@ -212,7 +211,7 @@ def lower_decoder(prepared_model: Prepared, steps: Steps | None = None) -> Lower
 
 
 def _check_positions(config: Any, context: int) -> None:
-    """Check that the rotary embedding is the same for all positions of the context."""
+    """Check that a longrope embedding does not change within the context."""
     rope_settings = (
         getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     )
@@ -225,7 +224,7 @@ def _check_positions(config: Any, context: int) -> None:
         first = rope.get("original_max_position_embeddings") or getattr(
             config, "original_max_position_embeddings", None
         )
-        # transformers then recomputes all keys; a cache keeps the old ones.
+        # Longer texts have other frequencies at all positions; cached keys have the old ones.
         if first is not None and context > first:
             raise UnsupportedModelError(
                 f"the model's positions (longrope) change for texts of more than {first} tokens, "
@@ -251,8 +250,8 @@ def _length_limits(model: PreTrainedModel) -> Iterator[int]:
 def _keep_frequencies(model: PreTrainedModel) -> None:
     """Make rotary frequencies constant if they change only beyond the model's own text length.
 
-    transformers compares the text length with this limit for each token, a data-dependent
-    condition that torch.export rejects. The context never exceeds the limit.
+    transformers compares the text length with this limit in each call, a data-dependent
+    condition that torch.export rejects. The context does not exceed the limit.
     """
     layer_: Any
     for layer_ in model.modules():

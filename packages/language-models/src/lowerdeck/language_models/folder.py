@@ -39,13 +39,12 @@ class Vocabulary(NamedTuple):
 def load_folder(folder: Path, *, mapped: bool = False) -> PreTrainedModel:
     """Load the decoder model in a Hugging Face folder, in evaluation mode and float32.
 
-    Weights are converted one by one while they are read, so memory holds at most one copy. Nothing
-    is downloaded, and no code of the folder runs.
+    Nothing is downloaded, and no code of the folder runs.
 
     Args:
         folder: Contains ``config.json`` and weights in one or more safetensors files.
-        mapped: Whether large weights in float16 or bfloat16 may stay memory-mapped (see
-            ``keep_stored``).
+        mapped: Whether float16 or bfloat16 weights of linear layers and embeddings may stay
+            memory-mapped in their dtype.
 
     Raises:
         FolderError: The folder has no model that can be loaded.

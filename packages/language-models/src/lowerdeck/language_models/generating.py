@@ -187,7 +187,6 @@ def official_step(runtime: OfficialRuntime, methods: Collection[str]) -> Step:
 
     Args:
         runtime: A runtime that has loaded the model.
-        methods: The methods of the model.
     """
 
     def step(tokens: Sequence[int], position: int) -> tuple[int, float]:
@@ -198,11 +197,7 @@ def official_step(runtime: OfficialRuntime, methods: Collection[str]) -> Step:
 
 
 def method_for(tokens: Sequence[int], methods: Collection[str]) -> str:
-    """Return the name of the method for this number of tokens.
-
-    Args:
-        methods: The methods of a file.
-    """
+    """Return the name of the method for this number of tokens."""
     return DECODE if len(tokens) == 1 and DECODE in methods else "forward"
 
 

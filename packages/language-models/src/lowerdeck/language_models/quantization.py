@@ -114,7 +114,7 @@ def _quantize(
     unsuitable: str,
     scales: torch.dtype | None,
 ) -> Quantized:
-    """Quantise layers with the float weights of only a few rows in memory at a time."""
+    """Quantise the layers whose rows are ``chosen`` by size, each in pieces."""
     done: dict[nn.Module, nn.Module] = {}
     weights = 0
     for parent in list(model.modules()):
@@ -163,8 +163,7 @@ def _quantized(layer: nn.Linear | Conv1D, config: Any, scales: torch.dtype | Non
     linear_layer = _linear(nn.Parameter(quantized_weight, requires_grad=False))
     linear_layer.bias = layer.bias
     holder = nn.ModuleDict({"layer": linear_layer.train(layer.training)})
-    # With plain tensors each distinct layer is decomposed once; with the subclass torch traces the
-    # whole program, which takes seven times as long.
+    # With the tensor subclass torch.export would trace the whole program, which is slower.
     unwrap_tensor_subclass(holder)
     release_freed_memory()
     return holder["layer"]

@@ -16,8 +16,6 @@ from lowerdeck.serializer import printable
 class Steps:
     """Time the steps of an export, and print each to standard error when it begins.
 
-    Each step is one line, on a terminal and in a pipe.
-
     Args:
         visible: Whether to print the steps.
 

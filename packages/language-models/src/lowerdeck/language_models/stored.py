@@ -1,7 +1,6 @@
 """Keep weights in the dtype of their file, and convert them to float32 at each use.
 
-Most folders are in bfloat16. Their weights stay memory-mapped until they are converted, so loading
-takes no memory. All computation is in float32.
+Weights stay memory-mapped until they are converted.
 """
 
 from __future__ import annotations
@@ -56,11 +55,9 @@ _KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def keep_stored(model: nn.Module) -> None:
-    """Make a model compute in float32, in place, keeping large weights in their own dtype.
+    """Make a float16 or bfloat16 model compute in float32, in place.
 
-    Args:
-        model: A model in float16 or bfloat16. Weights of linear layers and of plain embeddings
-            keep their dtype; all others become float32.
+    Weights of linear layers and of plain embeddings keep their dtype; all others become float32.
     """
     # Tensors hash by identity and outlive this dictionary.
     stored_weights: dict[torch.Tensor, torch.Tensor] = {}
@@ -112,8 +109,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 def release_freed_memory() -> None:
     """Return freed memory to the system, if the C library can.
 
-    glibc keeps freed blocks of less than 32 MB, and free blocks between small allocations cannot
-    be reused for larger ones.
+    glibc keeps small freed blocks, which cannot be reused for larger ones.
     """
     trim = _trim()
     if trim is not None:
