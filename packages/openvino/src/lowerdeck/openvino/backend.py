@@ -39,7 +39,7 @@ class OpenvinoBackend(Elementwise, Matrices, Movement, Norms, Quantized, Reducti
 
 
 class OpenvinoPartitioner(DeclarativePartitioner):
-    """Partitioner for operators that OpenVINO computes as torch does.
+    """Partitioner for operators that OpenVINO supports.
 
     Args:
         device: OpenVINO's device for the payloads, such as ``"CPU"`` or ``"GPU.1"``.

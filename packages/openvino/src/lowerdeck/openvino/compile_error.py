@@ -5,4 +5,4 @@ from lowerdeck.openvino.errors import OpenvinoError
 
 
 class CompileError(OpenvinoError, UnsupportedOperatorError):
-    """OpenVINO cannot compile a partition; the message names the operator or the fault."""
+    """OpenVINO cannot compile a partition."""

@@ -13,14 +13,14 @@ from lowerdeck.openvino.precision import multiplies_in_subgraphs, with_precision
 
 # Compile spec key of the device name.
 DEVICE = "device"
-# Compile spec key of the precision, which the official runtime ignores.
+# Compile spec key of the precision; the official runtime ignores the spec.
 PRECISION = "precision"
 _NO_GENERATED_KERNELS = {"SNIPPETS_MODE": "DISABLE"}
 
 
 @cache
 def core() -> openvino.Core:
-    """Return the cached OpenVINO ``Core``, whose device search is slow."""
+    """Return the cached OpenVINO ``Core``."""
     return openvino.Core()
 
 
@@ -46,7 +46,7 @@ def payload_of(model: openvino.Model, device: str, *, keep_precision: bool = Tru
 
     Args:
         device: Device that runs the payload.
-        keep_precision: Whether operators are computed in their declared precision.
+        keep_precision: Whether float32 operators compute in float32.
 
     Raises:
         RuntimeError: OpenVINO cannot compile the model.
@@ -58,13 +58,11 @@ def payload_of(model: openvino.Model, device: str, *, keep_precision: bool = Tru
         "MatMul",
         "Softmax",
     }:
-        # Fused attention kernels in bfloat16 have mixed precisions and cannot be compiled. Models
-        # with attention are as fast without generated kernels (within 3 %).
+        # Fused attention kernels in bfloat16 have mixed precisions and cannot be compiled.
         settings |= _NO_GENERATED_KERNELS
     payload = _exported(model, device, settings)
     if marks_precision and multiplies_in_subgraphs(payload):
-        # Consecutive linear layers are fused too. The kernel ignores precision marks or cannot be
-        # imported: float32 was off by 4e-4 on CPUs with bfloat16.
+        # A kernel of fused linear layers ignores precision marks or cannot be imported.
         payload = _exported(model, device, settings | _NO_GENERATED_KERNELS)
     return with_precision_kept(payload) if marks_precision else payload
 

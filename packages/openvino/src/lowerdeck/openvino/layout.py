@@ -19,7 +19,7 @@ def ints(numbers: int | Sequence[int]) -> Output:
 
 
 def memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view with the dimensions in memory order, as the runtime passes it."""
+    """Return a contiguous tensor of the same sizes; channels-last data keeps its memory order."""
     if not is_channels_last(tensor):
         return tensor.contiguous()
     order = (0, *range(2, tensor.dim()), 1)
@@ -27,7 +27,7 @@ def memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the channels-last tensor of a ``memory_order`` view."""
+    """Invert ``memory_order`` for a channels-last tensor."""
     batch, channels, *image = tensor.shape
     order = (0, tensor.dim() - 1, *range(1, tensor.dim() - 1))
     return tensor.reshape(batch, *image, channels).permute(order)

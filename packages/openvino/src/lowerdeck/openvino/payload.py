@@ -21,8 +21,7 @@ HEADER = struct.Struct("<6Q")
 _VERSION = struct.Struct("<8sIQ")
 """Prefix of the header since OpenVINO 2026: magic, a number and the length of a version string.
 
-The version string follows, which includes the instruction set. Header offsets are relative to the
-end of the string.
+The version string follows. Header offsets are relative to its end.
 """
 _VERSION_MARK = b"RR_UPCVO"
 # OpenVINO XORs the text with these bytes.
@@ -148,14 +147,14 @@ class _Layer:
 
     @property
     def detail(self) -> str:
-        """Attributes of the layer."""
+        """Nested operators of the layer, or the limits of a clamp."""
         return f"joins {', '.join(self.inside[:_MAX_LISTED])}" if self.inside else self.limits
 
 
 class _Reader:
     """Target of the XML parser.
 
-    Layers of the root graph are recorded; those in bodies of loops and branches are only counted.
+    Layers of the root graph are recorded; nested ones are counted, and listed with their parent.
 
     Args:
         constants: Size of the payload's constants in bytes.
@@ -222,7 +221,7 @@ class _Reader:
         self._layers[about["id"]] = self._layer
 
     def record_attributes(self, about: dict[str, str]) -> None:
-        """Record the attributes of an operator."""
+        """Record the size of a constant or the limits of a clamp."""
         if self._layer.kind == "Const":
             self._layer.constant_size = self._place(about)
         elif self._layer.kind == "Clamp":

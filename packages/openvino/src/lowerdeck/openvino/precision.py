@@ -1,9 +1,8 @@
 """Precision marks in payloads.
 
 The official runtime imports payloads without settings, so CPUs with bfloat16 would compute float32
-in bfloat16. Payloads contain no settings, but operators in them may have precision marks. Fusions
-during compilation, such as of a convolution and a batch norm, drop the marks. Therefore the marks
-are written to the fused operators in the payload.
+in bfloat16. Precision marks on operators prevent this. Fusions during compilation drop the marks,
+so they are written to the operators in the payload.
 """
 
 from __future__ import annotations

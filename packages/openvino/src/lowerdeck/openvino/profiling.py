@@ -25,7 +25,7 @@ class ProfiledPayload(NamedTuple):
     numbers: dict[str, int]
 
     def spent(self) -> Iterator[tuple[int | str, str, int]]:
-        """Yield each operator of the last call, its kernel, and its time in nanoseconds."""
+        """Yield each executed operator of the last call, its kernel, and its nanoseconds."""
         for info in self.request.get_profiling_info():
             if info.status == _RUN:
                 spent = round(info.real_time.total_seconds() * 1e9)

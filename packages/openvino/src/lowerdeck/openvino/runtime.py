@@ -38,7 +38,7 @@ class LoadedPayload:
 
 
 class OpenvinoRuntime:
-    """Run payloads with OpenVINO, as the official runtime does."""
+    """Run payloads with OpenVINO."""
 
     def init(
         self,
@@ -72,10 +72,7 @@ class OpenvinoRuntime:
         return len(handle.compiled.inputs)
 
     def execute(self, handle: LoadedPayload, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the outputs for ``inputs``.
-
-        Returns:
-            New tensors, in order.
+        """Return the outputs for ``inputs``, as new tensors.
 
         Raises:
             DelegateInputError: The inputs do not match the payload's.
@@ -88,7 +85,7 @@ class OpenvinoRuntime:
     ) -> list[torch.Tensor]:
         """Return the outputs for ``inputs``, and log OpenVINO's time of each operator.
 
-        Fused operators and results are not logged.
+        Operators that OpenVINO fused into others are not logged.
 
         Args:
             log: Called with the identifier, start and end in nanoseconds, no outputs, and the
@@ -96,7 +93,7 @@ class OpenvinoRuntime:
                 payload, or the name of other device work.
 
         Returns:
-            New tensors, in order.
+            New tensors.
 
         Raises:
             DelegateInputError: The inputs do not match the payload's.

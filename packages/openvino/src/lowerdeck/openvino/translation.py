@@ -144,20 +144,12 @@ def tensor_of(node: Node) -> torch.Tensor:
 
 
 def axis_of(node: Node, dim: int) -> int:
-    """Return a non-negative dimension.
-
-    Args:
-        dim: May be negative.
-    """
+    """Return a dimension of a node's tensor as a non-negative number."""
     return dim % max(tensor_of(node).dim(), 1)
 
 
 def axes_of(node: Node, dims: int | Sequence[int] | None) -> list[int]:
-    """Return non-negative dimensions; all for None.
-
-    Args:
-        dims: May be negative.
-    """
+    """Return dimensions as non-negative numbers; all for None or an empty list."""
     if isinstance(dims, int):
         return [axis_of(node, dims)]
     return [axis_of(node, dim) for dim in dims or range(tensor_of(node).dim())]

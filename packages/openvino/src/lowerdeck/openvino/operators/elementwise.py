@@ -114,7 +114,7 @@ def _same_dtype(node: Node) -> bool | str:
 
 
 def _compared(node: Node) -> bool | str:
-    """Reject int32 operands that float32, in which OpenVINO compares them, cannot represent."""
+    """Reject int32 comparisons that may be inexact in float32, which OpenVINO uses for them."""
     arguments = arguments_of(node)
     sides = arguments["self"], arguments["other"]
     dtypes = {tensor_of(side).dtype for side in sides if isinstance(side, Node)}
@@ -194,7 +194,7 @@ class Elementwise(Translation):
 
     @visits(*_COMPARISON_FORMS, dtypes=VALUES, when=_compared)
     def comparison(self, part: PartitionView, node: Node) -> None:
-        """Visit a comparison, in the dtype that torch promotes to, or float32 for int32."""
+        """Visit a comparison in torch's promoted dtype, or float32 for int16 and int32."""
         arguments = arguments_of(node)
         left, right = arguments["self"], arguments["other"]
         dtype = torch.result_type(

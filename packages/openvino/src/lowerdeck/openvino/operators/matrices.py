@@ -15,7 +15,7 @@ from lowerdeck.openvino.operators.dtypes import FLOATS
 from lowerdeck.openvino.translation import TYPES, Translation, tensor_of
 
 _ATTENTION = "aten.scaled_dot_product_attention"
-# Mask values below this absorb any score.
+# Mask values below this are assumed to absorb all scores.
 _BEYOND = -1e30
 # OpenVINO clamps constants to the range of bfloat16, but not computed values.
 _LEAST = torch.finfo(torch.bfloat16).min
@@ -101,7 +101,7 @@ class Matrices(Translation):
 
         In torch, a fully masked row is 0 for -inf, but for the smallest finite number it is the
         mean of the values. A softmax without infinities cannot distinguish the two cases, so the
-        rows are returned too. Sums of bias and scores are finite.
+        rows are returned too.
         """
         zero, masked = self.read(0.0), self.read(torch.finfo(torch.float32).min * 0.75)
         mask = arguments["attn_mask"]
@@ -112,8 +112,7 @@ class Matrices(Translation):
             else:
                 value = self.read(mask, torch.float32)
                 visible = opset13.not_equal(value, self.read(float("-inf"))).output(0)
-                # Halve values beyond this bound: order is preserved, and they still absorb any
-                # score.
+                # Halve the distance beyond this bound, which preserves the order.
                 bound = self.read(_BEYOND)
                 excess = opset13.clamp(value, _LEAST, _BEYOND)
                 excess = opset13.multiply(excess, self.read(0.5))

@@ -63,7 +63,7 @@ def _conversion(node: Node) -> bool | str:
 
 
 def _asserted(node: Node) -> bool | str:
-    """Accept ``_assert_tensor_metadata``: it always holds, as a partition's dtypes are fixed."""
+    """Accept ``_assert_tensor_metadata`` of supported dtypes."""
     dtype = tensor_of(node.all_input_nodes[0]).dtype
     return dtype in TYPES or f"dtype {dtype} is not supported"
 
@@ -139,12 +139,12 @@ class Movement(Translation):
 
     @visits(*_SAME, dtypes=VALUES, when=_idle)
     def same(self, part: PartitionView, node: Node) -> None:
-        """Visit an operator that returns its input."""
+        """Visit a no-op or a copy."""
         self.give(part, node, self.read(node.args[0]))
 
     @visits("aten._assert_tensor_metadata", when=_asserted)
     def asserted(self, part: PartitionView, node: Node) -> None:
-        """Visit a dtype assertion, which always holds."""
+        """Skip an assertion: a partition's dtypes are fixed."""
 
     @visits(*_CONVERSIONS, when=_conversion)
     def conversion(self, part: PartitionView, node: Node) -> None:

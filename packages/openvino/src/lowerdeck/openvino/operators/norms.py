@@ -114,7 +114,7 @@ class Norms(Translation):
 
     @visits("aten._weight_norm", dtypes=FLOATS)
     def weight_norm(self, part: PartitionView, node: Node) -> None:
-        """Visit a weight norm: a constant, which OpenVINO folds."""
+        """Visit a weight norm."""
         arguments = arguments_of(node)
         value = self.read(arguments["v"])
         # torch uses -1 for all dimensions here, not for the last one.

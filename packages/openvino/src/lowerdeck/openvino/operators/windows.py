@@ -283,7 +283,7 @@ class Windows(Translation):
 
 
 def _rounding(arguments: dict[str, Any]) -> str:
-    """Return OpenVINO's rounding of the window count; no window starts in the end padding."""
+    """Return OpenVINO's name of the rounding that torch applies to the window count."""
     return "ceil_torch" if arguments["ceil_mode"] else "floor"
 
 
