@@ -1,7 +1,7 @@
 """Analyses of torch graphs and programs that several packages need.
 
 The lowest layer: effects, mutations and aliases of nodes, and private torch APIs that more than
-one package uses. Nothing in torch is patched.
+one package uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Uses of private torch APIs, each with a test."""
+"""Uses of private torch APIs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ executorch_call_delegate: HigherOrderOperator = _executorch_call_delegate
 def assume_constant_result(function: _Function) -> _Function:
     """Mark a function that dynamo calls instead of tracing it.
 
-    ``torch.compiler.assume_constant_result`` sets the same mark, but imports dynamo (0.8 s).
+    ``torch.compiler.assume_constant_result`` sets the same mark, but imports dynamo.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
@@ -228,8 +228,8 @@ def empty_fake(
 ) -> FakeTensor:
     """Return a fake tensor with a new storage, without guards.
 
-    For a new tensor of symbolic sizes, torch computes the layout and the number of bytes (0.2 ms).
-    A copy of an earlier tensor with the same sizes in the same mode reuses both (5 us).
+    For symbolic sizes torch computes the layout of each new tensor. A copy of an earlier tensor
+    with the same sizes and mode reuses the layout.
     """
     layout = [tuple(map(plain_number, part)) for part in (size, stride) if part is not None]
     create = torch.empty if stride is None else torch.empty_strided
@@ -379,8 +379,7 @@ def with_parts(
 ) -> ExportedProgram:
     """Return a program that shares all other parts with ``program``.
 
-    ``ExportedProgram(...)`` generates code, converts guards and verifies, which is wasted on a
-    thousand partitions of a verified program.
+    Unlike ``ExportedProgram(...)``, it does not generate code, convert guards or verify.
 
     Args:
         program: Any program; not changed.
@@ -458,7 +457,7 @@ def copy_node(
     name: str | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Node:
-    """Append a copy of ``node`` to ``graph``, at a third of the cost of ``Graph.node_copy``.
+    """Append a copy of ``node`` to ``graph``, faster than ``Graph.node_copy``.
 
     Args:
         graph: Target graph, without an owner.
@@ -525,8 +524,7 @@ def mark_impure(module: GraphModule) -> None:
 def reads_only_earlier(nodes: Sequence[Node]) -> bool:
     """Return whether ``nodes`` is in topological order and reads no other nodes.
 
-    Only inputs are checked, because torch may lose users. ``all_input_nodes`` is avoided, because
-    it builds lists.
+    Only inputs are checked, because torch may lose users.
 
     Args:
         nodes: Distinct nodes of one graph.

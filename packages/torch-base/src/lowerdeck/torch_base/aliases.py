@@ -1,7 +1,7 @@
 """Alias analysis: groups of values that may share memory, and their readers and writers.
 
-Conservative, from operator schemas: values of one group may alias, values of different groups do
-not.
+Conservative, from operator schemas: values of one group may alias, those of different groups are
+assumed not to.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ _NOT_COMPUTED = frozenset({"placeholder", "get_attr", "output"})
 
 class MemoryUse:
     """Alias groups of one graph, with their readers and writers.
-
-    O(nodes + edges).
 
     Args:
         graph: The graph in topological order; results are invalid after an edit.

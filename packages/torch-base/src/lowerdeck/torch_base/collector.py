@@ -16,9 +16,8 @@ _WAS_ENABLED: list[bool] = []
 def collector_held() -> Iterator[None]:
     """Pause the cyclic garbage collector, which frees nothing in a growing graph.
 
-    Collections walk all graphs of the process, which takes a quarter to a third of the time of
-    building large ones. The collector is process-wide: the first active context disables it, and
-    the last one, in any thread, restores it. Cyclic garbage is not freed until then.
+    The collector is process-wide: it is restored when the last active context, in any thread,
+    ends. Cyclic garbage is not freed until then.
 
     Example:
         >>> import gc

@@ -60,7 +60,7 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
     """Return whether a program stores a tensor in channels-last format.
 
     Tensors with one channel or one pixel are contiguous in both formats and count as the default
-    format, which more kernels support. Backends and the emitter must agree on this.
+    format, which more kernels support.
 
     Args:
         tensor: A real or fake tensor.
@@ -70,7 +70,7 @@ def is_channels_last(tensor: torch.Tensor) -> bool:
         return False
     if not any(type(one) is int and one == 1 for one in (tensor.shape[1], tensor.stride(1))):
         return False
-    # torch solves symbolic strides (15 ms); they are nearly always written as products of sizes.
+    # torch solves symbolic strides (15 ms), but most are written as products of sizes.
     if any(isinstance(size, torch.SymInt) for size in tensor.shape):
         last = range(tensor.dim() - 1, 1, -1)
         if _is_packed(tensor, (*last, 1, 0)):

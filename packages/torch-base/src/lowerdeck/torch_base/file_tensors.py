@@ -21,8 +21,7 @@ def tensor_in_file(
 ) -> torch.Tensor | None:
     """Return a tensor in a memory-mapped temporary file.
 
-    The file (in ``TMPDIR``) is already unlinked, so the system frees it after its last use, even
-    if the process is killed.
+    The file (in ``TMPDIR``) is unlinked, so the system frees it after its last use.
 
     Args:
         pieces: Consecutive elements, of dtype ``dtype``; each piece is written before the next one
@@ -30,10 +29,11 @@ def tensor_in_file(
         count: Total number of elements, at least one.
 
     Returns:
-        ``dtype[count]``, or None if the disk is full or mapped files cannot be deleted.
+        ``dtype[count]``, or None if the file cannot be written or the system cannot unlink mapped
+        files.
 
     Warns:
-        RuntimeWarning: The file cannot be written; the text is constant, so that it is shown once.
+        RuntimeWarning: The file cannot be written.
 
     Example:
         >>> halves = (torch.full([2], float(number)) for number in range(2))

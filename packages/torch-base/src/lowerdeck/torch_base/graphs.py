@@ -73,16 +73,13 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
             value = attribute_of(gm, node)
             if not isinstance(value, GraphModule):
                 memo[id(value)] = value
-        # Precopied: fx takes three times as long.
+        # Precopied, because fx is slower.
         memo[id(gm.graph)], _ = copy_graph(gm.graph)
     return copy.deepcopy(_lazy(graph_module), memo)
 
 
 def _lazy(graph_module: GraphModule) -> GraphModule:
-    """Return ``graph_module`` as a ``LazyGraphModule``, so that copies generate code lazily.
-
-    Code generation is a third of the cost of a copy, and most copies never run.
-    """
+    """Return ``graph_module`` as a ``LazyGraphModule``, so that copies generate code lazily."""
     if type(graph_module).__bases__ != (GraphModule,):
         return graph_module
     lazy = LazyGraphModule.__new__(LazyGraphModule)
@@ -96,7 +93,6 @@ def repair_program(program: ExportedProgram) -> ExportedProgram:
     Missing ``Node.users`` are restored in place (see :func:`restore_users`). Other repairs are
     made in a copy: placeholders get their signature names (fx renames copies of nodes called
     "input" or "dict"), and specialized sizes (``Dim.AUTO``) that are still symbols become ints.
-    O(edges).
 
     Returns:
         The program itself, or a copy that shares its tensors.
@@ -165,8 +161,8 @@ def renamed_outputs(signature: ExportGraphSignature, graph: Graph) -> ExportGrap
 def changed_constant(program: ExportedProgram) -> str | None:
     """Return a description of the first constant that does not match its graph, or None.
 
-    Graphs are traced for one shape and dtype of each constant. A different tensor in
-    ``state_dict`` or ``constants`` would be read out of bounds or with the wrong dtype.
+    Graphs are traced for one shape and dtype of each constant. Another shape or dtype in
+    ``state_dict`` or ``constants`` could be read out of bounds or as other values.
 
     Args:
         program: Any program. Inner tensors of subclasses are checked if the graph accesses them.

@@ -137,7 +137,7 @@ def _without_writes(behaviour: Behaviour) -> Behaviour:
 
 
 def writes_in_place(gm: GraphModule) -> bool:
-    """Return whether a node of ``gm`` mutates an input, at a quarter of ``MemoryUse``'s cost.
+    """Return whether a node of ``gm`` mutates an input, faster than ``MemoryUse``.
 
     Args:
         gm: Its graph and subgraphs of higher-order calls are searched.

@@ -119,11 +119,11 @@ _FRESH = frozenset(
 def hides_effects(target: object) -> bool:
     """Return whether an operator has undeclared aliases or mutations.
 
-    torch's functionalization relies on schemas: if such an operator is not decomposed, writes are
-    lost.
+    torch's functionalization relies on schemas: if such an operator is not decomposed, writes may
+    be lost.
 
     Args:
-        target: Target of a node.
+        target: A node's target; only operator overloads are checked.
     """
     return isinstance(target, OpOverload) and (
         _name(target) in _UNDECLARED_ALIASES or _name(target) in _UNDECLARED_WRITES
@@ -138,7 +138,7 @@ def returns_view(target: object) -> bool:
     """Return whether a non-mutating operator may return a view of an argument.
 
     Args:
-        target: Target of a node.
+        target: A node's target; False if it is not an operator overload.
 
     Example:
         >>> import torch
@@ -154,7 +154,7 @@ def returns_alias(target: object) -> bool:
     """Return whether an operator's schema declares that a result may alias an argument.
 
     Args:
-        target: Target of a node.
+        target: A node's target; False if it is not an operator overload.
     """
     return isinstance(target, OpOverload) and any(
         result.alias_info is not None for result in schema_of(target).returns
@@ -166,7 +166,7 @@ def written_arguments(target: object) -> tuple[str, ...]:
     """Return the names of arguments that an operator's schema declares as mutated, in order.
 
     Args:
-        target: Target of a node.
+        target: A node's target; ``()`` if it is not an operator overload.
 
     Example:
         >>> import torch
@@ -187,7 +187,7 @@ def returns_written(target: Any) -> bool:
     """Return whether an operator mutates its first argument and returns only it.
 
     Args:
-        target: Target of a node.
+        target: A node's target; False if it is not an operator overload.
     """
     if not returns_alias(target):
         return False

@@ -53,10 +53,7 @@ class Extent(NamedTuple):
 
 
 class MemoryMap:
-    """Interval map that merges overlapping extents.
-
-    O(n log n).
-    """
+    """Interval map that merges overlapping extents."""
 
     def __init__(self, extents: Iterable[Extent]) -> None:
         by_space: dict[object, list[tuple[int, int]]] = {}
