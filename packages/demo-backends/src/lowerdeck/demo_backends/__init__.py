@@ -1,8 +1,7 @@
 """Small example backends for Lowerdeck.
 
-Importing this package registers no backend: running a file needs only the runtime, and another
-backend of the same id may be in use. The first access to a name that is not an error class imports
-and registers both backends.
+Importing this package registers no backend, because another backend of the same id may be in use.
+The first access to a name that is not an error class imports and registers both backends.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A convolution whose only user is a relu is fused with it into one step; a tangent becomes three
 steps. The runtime logs each step with an identifier, and the debug map lists the nodes of
-each identifier, so that times and wrong results on a device can be traced to the model's source::
+each identifier::
 
     BackendWithDelegateMappingDemo 2 0badc0de
     inputs float32
@@ -129,7 +129,7 @@ class DelegateMappingDemoPartitioner(DeclarativePartitioner):
 
 
 class DelegateMappingDemoRuntime(TextRuntime):
-    """Executes the blobs of ``BackendWithDelegateMappingDemo``, and logs every step."""
+    """Executes the blobs of ``BackendWithDelegateMappingDemo``."""
 
     backend: ClassVar[type[TextBackend]] = BackendWithDelegateMappingDemo
 

@@ -101,11 +101,7 @@ class StateDemoRuntime(TextRuntime):
         """Return the outputs for ``inputs``, log every step, and store the new state.
 
         Args:
-            inputs: The inputs in order.
             log: Called with each step's identifier, start and end in nanoseconds, and outputs.
-
-        Returns:
-            The outputs in order.
 
         Raises:
             DelegateInputError: The number of inputs or a dtype does not match.

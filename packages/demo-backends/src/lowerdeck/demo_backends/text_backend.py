@@ -137,9 +137,6 @@ class TextRuntime:
     ) -> Any:
         """Return the decoded program of a blob, the handle for ``execute``.
 
-        Args:
-            compile_specs: The settings from the partitioner.
-
         Raises:
             BlobError: The blob is truncated, corrupt or of another version, or its weights are
                 missing or of another size.
@@ -154,12 +151,6 @@ class TextRuntime:
     def execute(self, handle: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the outputs for ``inputs``.
 
-        Args:
-            inputs: The inputs in order.
-
-        Returns:
-            The outputs in order.
-
         Raises:
             DelegateInputError: The number of inputs or a dtype differs from the compiled ones.
             DelegateRunError: A step cannot be computed on these inputs.
@@ -172,12 +163,8 @@ class TextRuntime:
         """Return the outputs for ``inputs``, and log every step.
 
         Args:
-            inputs: The inputs in order.
-            log: Called with the debug identifier, the start and the end in nanoseconds and the
-                outputs of each step.
-
-        Returns:
-            The outputs in order.
+            log: Called with each step's debug identifier, its start and end in nanoseconds, and
+                its outputs.
 
         Raises:
             DelegateInputError: The number of inputs or a dtype differs from the compiled ones.
