@@ -11,12 +11,7 @@ _BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what ``benchmarks/run.py`` wrote.
-
-    Args:
-        files: The files of the site so far.
-        config: The settings of the build.
-    """
+    """Add ``benchmarks/RESULTS.md`` as a page."""
     page = File.generated(
         config, "benchmarks/index.md", abs_src_path=str(_BENCHMARKS / "RESULTS.md")
     )
@@ -25,10 +20,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let ``mkdocs serve`` watch the page.
-
-    Args:
-        config: The settings of the build.
-    """
+    """Make ``mkdocs serve`` watch the page."""
     config.watch.append(str(_BENCHMARKS / "RESULTS.md"))
     return config

@@ -1,7 +1,7 @@
-"""A griffe extension that reads our docstrings as mkdocstrings wants them.
+"""A griffe extension that adapts our docstrings to mkdocstrings.
 
-Doctests are under ``Example:`` where there is one, which griffe knows only as ``Examples:``; and
-``:class:`Name``` is a role of Sphinx, which Markdown would show as it is.
+griffe recognises ``Examples:`` but not ``Example:``, and Markdown has no Sphinx roles such as
+``:class:`Name```.
 """
 
 from __future__ import annotations
