@@ -58,7 +58,7 @@ class Stages:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.seconds: dict[str, float] = {}
-        # With `disable=None` tqdm hides the bar if stderr is no terminal, but not if it is None.
+        # With `disable=None` tqdm hides the bar if stderr is a pipe, but not if it is None.
         self._closed = is_closed("stderr")
         disable = True if self._closed else None
         # The current stream, as messages may be captured meanwhile.

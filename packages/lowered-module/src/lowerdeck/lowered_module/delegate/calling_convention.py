@@ -31,7 +31,7 @@ class CallingConvention(NamedTuple):
     Attributes:
         in_spec: Structure of the arguments and keyword arguments.
         out_spec: Structure of the result.
-        constants: Position and value of each output that is no graph value (None, number, string).
+        constants: Position and value of each output that is not a graph value (such as None).
         mutated: Positions of the mutated inputs. The delegate returns their new values first.
     """
 
