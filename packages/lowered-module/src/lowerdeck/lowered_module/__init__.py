@@ -180,7 +180,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    # Writing a backend does not need the emitter, whose import takes a third of the time.
+    # Writing a backend does not need the emitter, which is imported lazily.
     _AT_FIRST_USE = {
         "lowerdeck.lowered_module.choosing": ("Trial", "lower_fastest"),
         "lowerdeck.lowered_module.inspect.graph_page": ("graph_html",),

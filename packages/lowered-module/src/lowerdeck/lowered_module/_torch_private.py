@@ -40,7 +40,7 @@ def new_fake_mode() -> FakeTensorMode:
 
 def graph_pickler() -> tuple[Any, Any, Any, Any]:
     """Return torch's graph pickler, its options, its unpickler and the unpickler's state."""
-    # Imported here: it imports inductor, and takes twice as long as torch.export.
+    # Imported here: it imports inductor.
     from torch.fx import _graph_pickler as torchs
 
     return torchs.GraphPickler, torchs.Options, torchs._GraphUnpickler, torchs._UnpickleState
