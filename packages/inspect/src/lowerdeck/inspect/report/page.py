@@ -92,7 +92,7 @@ def own_script() -> str:
 
 
 def _asset(name: str) -> str:
-    # importlib.resources is equivalent, but takes a tenth of this package's import time.
+    # importlib.resources is equivalent, but its import is slow.
     return (get_data(__package__, f"assets/{name}") or b"").decode()
 
 
