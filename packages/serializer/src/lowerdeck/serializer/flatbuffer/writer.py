@@ -279,7 +279,7 @@ def _lay_out(
 @cache
 def _packer(kind: str) -> Callable[[Sequence[Any]], bytes]:
     """Return a function that packs a vector of numbers as its count and elements."""
-    # Most lists are short: one compiled struct per length saves a third of the time.
+    # Most lists are short: one compiled struct per length is faster.
     code = SCALAR_CODES[kind]
     packs = [struct.Struct(f"<I{count}{code}").pack for count in range(24)]
 

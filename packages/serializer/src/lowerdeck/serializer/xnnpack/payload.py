@@ -53,8 +53,8 @@ _DATATYPES = {int(kind): kind for kind in XnnDatatype}
 def decode_payload(data: ReadableBuffer) -> XnnGraph:
     """Return the graph in the payload of a delegate of ``XnnpackBackend``.
 
-    Supports the payloads that ExecuTorch 1.4.1 reads, in float and quantised: those with a header,
-    with constants in the payload or in the file's named data, and bare graphs without constants.
+    Supports the payloads that ExecuTorch 1.4.1 reads: those with a header, with constants in the
+    payload or in the file's named data, and bare graphs without constants.
 
     Args:
         data: The bytes of the delegate.
