@@ -128,8 +128,9 @@ def to_backend(
     several methods; a backend can compile its partitions of all methods together
     (``preprocess_multimethod``).
 
-    Arguments are not changed, even if lowering fails. Weights are not copied. Results do not
-    depend on executor and cache. Python's garbage collector is paused meanwhile.
+    Arguments are not changed, even if lowering fails. Weights are shared, or cloned copy-on-write
+    where torch supports it. Results do not depend on executor and cache. Python's garbage
+    collector is paused meanwhile.
 
     Args:
         *args: The arguments of the form: ``backend_id``, the name of a backend; ``edge_program``,

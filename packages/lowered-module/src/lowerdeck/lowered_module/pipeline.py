@@ -108,7 +108,8 @@ def lower(
 
     Each method is exported if it is a module. With partitioners it is decomposed to core ATen
     operators except those that they keep, partitioned, and compiled by the backends; without, only
-    ``emit`` decomposes it. Arguments are not changed. Weights on the CPU are not copied.
+    ``emit`` decomposes it. Arguments are not changed. Weights on the CPU are shared, or cloned
+    copy-on-write where torch supports it.
 
     Args:
         programs: An exported program, or a module with example inputs: ``(module, args)``,

@@ -142,7 +142,8 @@ class PartitionView:
         Args:
             key: Key for the runtime; partitions that store the same bytes under the same key
                 share them.
-            tensor: A dense tensor, such as one of ``constants``; it is not copied.
+            tensor: A dense tensor, such as one of ``constants``; copied only if it is not
+                contiguous or not on the CPU.
             alignment: Alignment in the file, in bytes.
         """
         self.named_data.add_named_data(key, bytes_of(tensor), alignment=alignment)

@@ -59,7 +59,7 @@ class ScalarType(IntEnum):
 class TensorShapeDynamism(IntEnum):
     """How the shape of a tensor may change at run time.
 
-    ``STATIC``: not at all. ``DYNAMIC_BOUND``: ``sizes`` is the upper bound of every dimension.
+    ``STATIC``: not at all. ``DYNAMIC_BOUND``: ``sizes`` are upper bounds.
     ``DYNAMIC_UNBOUND``: no bound is known; the runtime rejects it.
     """
 

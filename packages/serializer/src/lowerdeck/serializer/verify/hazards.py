@@ -72,10 +72,9 @@ _MOVES = (XnnOperator.STATIC_RESHAPE, XnnOperator.STATIC_SLICE, XnnOperator.STAT
 
 
 def _mergeable_move(graph: XnnGraph) -> XnnNode | None:
-    """Return a copy node that is equal to an earlier one, or the only user of one.
+    """Return the first move that the runtime may merge with an earlier one, or None.
 
-    Returns:
-        The first such node, or None.
+    Such a move equals an earlier one, or is the only reader of a move of the same kind.
     """
     makers = {output: node for node in graph.nodes for output in node.outputs}
     readers = Counter(value for node in graph.nodes for value in node.inputs)
