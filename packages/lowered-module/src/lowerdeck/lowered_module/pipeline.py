@@ -354,11 +354,10 @@ def example_of(value: Any, origin: str) -> Example:
 def separate_inputs(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return example inputs, each a different tensor.
+    """Return example inputs with copies of repeated tensors, and of parameters and buffers.
 
     torch.export identifies inputs by tensor object: if a tensor is passed twice or is also a
     parameter or buffer of the module, the program has one input for both.
-
     """
     seen = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
 

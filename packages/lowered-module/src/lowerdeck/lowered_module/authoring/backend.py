@@ -92,8 +92,8 @@ class BackendDetails(ABC):
         backend_id: Name of the backend, if it differs from the class name.
         version: A text that changes when the compiler's output changes; it is part of the cache
             key in ``to_backend(..., cache=...)``.
-        reads_only: Whether ``preprocess`` changes neither the program nor its tensors. If so, it
-            gets the partition itself instead of a copy.
+        reads_only: Whether ``preprocess`` changes neither the program nor its tensors. If so, its
+            argument shares the partition's graphs instead of copying them.
 
     Example:
         >>> class Verbatim(BackendDetails):
