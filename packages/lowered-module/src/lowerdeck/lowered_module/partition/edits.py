@@ -15,7 +15,6 @@ def first_edit(before: GraphModule, after: GraphModule) -> str | None:
 
     Compares operators, arguments with all literals, the order of nodes, and nested graphs; ignores
     metadata and node names.
-
     """
     forms = (_forms(graph_module) for graph_module in (before, after))
     for (node, form), (other, changed) in zip_longest(*forms, fillvalue=(None, None)):

@@ -79,7 +79,6 @@ class ResultCache:
         """Store ``result`` under ``key``; warn if that fails, such as on a full disk.
 
         Results with ``delegate_info_meta``, which may be any object, are not stored.
-
         """
         metas = (getattr(result, f"{prefix}delegate_info_meta", None) for prefix in ("", "_"))
         has_objects = any(meta is not None for meta in metas)
