@@ -1,7 +1,7 @@
 """Alias analysis: groups of values that may share memory, and their readers and writers.
 
-Conservative, from operator schemas: values of one group may alias, those of different groups are
-assumed not to.
+Conservative, from operator schemas: values of one group may alias; values of different groups do
+not, provided that user inputs do not.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _is_plain(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def copy_module(module: torch.nn.Module, *, share_parameters: bool = False) -> torch.nn.Module:
-    """Return a deep copy of a module, which may have computed weights.
+    """Return a deep copy of a module that may have computed weights.
 
     ``torch.nn.utils.weight_norm`` stores its last computed weight as an attribute, which
     ``copy.deepcopy`` rejects because it is not a leaf; here its detached value is copied.
