@@ -71,6 +71,8 @@ def _dropped_out(x: Tensor) -> Tensor:
 SIMPLE = [
     *(_read_before_and_after, _written_twice, _value_and_result),
     lambda x: F.hardtanh(x.t() * 2, inplace=True) + 1,
+    # The head of timm's MobileNetV4.
+    lambda x: F.dropout((x * 2).relu_().flatten(), training=False) + 1,
     lambda x: torch.zeros(4, 4).add_(x) + 1,
 ]
 OTHERS = [

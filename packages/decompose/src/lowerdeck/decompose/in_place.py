@@ -49,7 +49,11 @@ def replace_in_place_calls(program: ExportedProgram) -> ExportedProgram | None:
                 return None
             variants[node] = variant
     outputs = set(program.graph.output_node().all_input_nodes)
-    for maker, *others in names.values():
+    for nodes in names.values():
+        # Views after the last write read the last variant.
+        while nodes[-1] not in variants:
+            nodes.pop()
+        maker, *others = nodes
         if maker.op != "call_function" or maker in outputs or not _is_tensor(maker):
             return None
         if not all(node in variants for node in others):
