@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from case_making import Function  # type: ignore[import-not-found]
-from torch import nn
+from torch import fx, nn
 from torch.export import Dim
 from xnnpack_lowering import (  # type: ignore[import-not-found]
     delegates,
@@ -29,6 +29,7 @@ from lowerdeck.lowered_module import (
 )
 from lowerdeck.lowered_module import lower as lower_whole
 from lowerdeck.xnnpack import UnsupportedNodeError, XnnpackBackend, XnnpackPartitioner
+from lowerdeck.xnnpack.operators.table import refusal
 from lowerdeck_zoo import Holding, Of
 
 # torch's own, from copying a tree spec inside run_decompositions
@@ -132,6 +133,25 @@ def test_positions_that_calls_outside_read_are_left_to_the_emitter() -> None:
     lowered = lower(Function(model), (X,), partitioner)
     assert "depends on no input" in partitioner.refused["exp"]
     assert [labels(delegate) for delegate in delegates(lowered)] == [["Multiply"], ["Multiply"]]
+
+
+def test_refused_readers_of_constants_keep_their_reason_and_calls_are_checked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The permuted channels of pytorchcv's CondenseNet.
+    indices = torch.randperm(80)
+    checked: list[str] = []
+
+    def counted(node: fx.Node, *args: Any) -> str | None:
+        checked.append(node.name)
+        return refusal(node, *args)
+
+    monkeypatch.setattr("lowerdeck.xnnpack.compile.partitioner.refusal", counted)
+    partitioner = XnnpackPartitioner()
+    model = Function(lambda x: x.relu().index_select(1, indices.detach().clone()).relu() * 2)
+    lower(model, (torch.randn(2, 80),), partitioner)
+    assert "selects more than 64" in partitioner.refused["index_select"]
+    assert checked.count("index_select") == checked.count("relu") == checked.count("mul") == 1
 
 
 def test_a_batch_norm_that_updates_statistics_is_refused() -> None:

@@ -111,7 +111,7 @@ class XnnpackPartitioner(Partitioner):
                 foldable = foldable_nodes(nodes, constants)
             # A quantised layer may depend on constants that it does not read directly.
             kept_reasons = reasons.items() if in_float is None else ()
-            reasons = {node: why for node, why in kept_reasons if node not in changed}
+            reasons = {node: why for node, why in kept_reasons if why or node not in changed}
         ahead = set(foldable)
         delegated = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
