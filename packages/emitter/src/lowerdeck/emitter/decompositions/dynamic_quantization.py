@@ -17,9 +17,7 @@ def check_range(quant_min: Any, quant_max: Any, dtype: torch.dtype) -> None:
     Raises:
         ValueError: A limit is out of the dtype's range.
     """
-    if not (isinstance(quant_min, int) and isinstance(quant_max, int)):
-        return
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or not all(isinstance(end, int) for end in (quant_min, quant_max)):
         return
     limits = torch.iinfo(dtype)
     if quant_min < limits.min or quant_max > limits.max:

@@ -68,7 +68,9 @@ def get_non_lowered_nodes(graph: Graph) -> list[Node]:
         for node in graph.nodes
         if node.op == "call_function"
         and node.target is not executorch_call_delegate
-        and not (is_getitem(node) and _target_of(node.args[0]) is executorch_call_delegate)
+        and not (
+            is_getitem(node) and getattr(node.args[0], "target", None) is executorch_call_delegate
+        )
     ]
 
 
@@ -95,7 +97,3 @@ def format_delegated_graph(graph_module: GraphModule) -> str:
 def print_delegated_graph(graph_module: GraphModule) -> None:
     """Print ``format_delegated_graph(graph_module)``."""
     print(format_delegated_graph(graph_module))
-
-
-def _target_of(argument: object) -> object:
-    return argument.target if isinstance(argument, Node) else None

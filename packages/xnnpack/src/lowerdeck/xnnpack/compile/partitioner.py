@@ -123,10 +123,7 @@ class XnnpackPartitioner(Partitioner):
                 **computed_in_float(delegated, constants, halves=halves),
             }
             unseen = unseen_weights(delegated, constants)
-        self.remarks = {
-            "computed in float": self.in_float,
-            UNSEEN: unseen,
-        }
+        self.remarks = {"computed in float": self.in_float, UNSEEN: unseen}
         specs = [CompileSpec(PRECISION, self.precision.encode())] if self.precision else []
         tags = {}
         for number, members in enumerate(partitions):
