@@ -18,7 +18,7 @@ Keep = Iterable[OpOverload] | Mapping[OpOverload, Callable[[Node], bool] | None]
 def can_keep(operator: object, *, some: bool = False) -> bool:
     """Return whether ``keep`` may contain ``operator``.
 
-    torch always decomposes composites that mutate or return an alias.
+    torch always decomposes composite operators that mutate an argument or return an alias of one.
 
     Args:
         operator: An operator overload; other objects cannot be kept.

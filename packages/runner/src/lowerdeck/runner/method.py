@@ -98,8 +98,8 @@ class LoadedMethod:
             **kwargs: Keyword inputs of the model.
 
         Raises:
-            InputError: The inputs do not match; nothing has run.
-            BusyError: A method of this program is running; nothing has run.
+            InputError: The inputs do not match; no instruction has run.
+            BusyError: Another call of this program has not returned; this one had no effect.
             ExecutionError: An instruction failed.
         """
         outputs = self.run_flat(self.signature.flatten(args, kwargs))
@@ -135,8 +135,8 @@ class LoadedMethod:
             inputs: Flat inputs in the method's order.
 
         Raises:
-            InputError: An input does not match; nothing has run.
-            BusyError: A method of this program is running; nothing has run.
+            InputError: An input does not match; no instruction has run.
+            BusyError: Another call of this program has not returned; this one had no effect.
             ExecutionError: An instruction failed.
         """
         with self._lock:
@@ -155,8 +155,8 @@ class LoadedMethod:
             **kwargs: Keyword inputs of the model.
 
         Raises:
-            InputError: The inputs do not match; nothing has run.
-            BusyError: A method of this program is running; nothing has run.
+            InputError: The inputs do not match; no instruction has run.
+            BusyError: Another call of this program has not returned; this one had no effect.
             ExecutionError: An instruction failed.
 
         Example:

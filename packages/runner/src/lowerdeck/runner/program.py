@@ -117,8 +117,8 @@ class LoadedProgram:
 
         Raises:
             ProgramError: The method does not exist or cannot be loaded.
-            InputError: The inputs do not match; nothing has run.
-            BusyError: A method of this program is running; nothing has run.
+            InputError: The inputs do not match; no instruction has run.
+            BusyError: Another call of this program has not returned; this one had no effect.
             ExecutionError: An instruction failed.
         """
         method = self.method(name)

@@ -222,7 +222,7 @@ def _step(node: Node) -> Step:
 
 
 def _reads_storage(node: Node) -> bool:
-    """Return whether a node has an absolute storage offset, which copies cannot reproduce."""
+    """Return whether a node has a storage offset, which copies of the template cannot adapt."""
     return "as_strided" in str(node.target) and len(node.args) > 3
 
 

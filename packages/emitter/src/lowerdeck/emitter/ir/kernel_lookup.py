@@ -16,7 +16,7 @@ def find_kernel(target: object, table: KernelTable) -> tuple[Kernel | None, str]
     """Return the kernel for an operator, or None and the reason why there is none.
 
     Args:
-        target: An ``OpOverload``, a function on numbers or a ``Kernel``.
+        target: An ``OpOverload``, a Python function such as ``operator.add``, or a ``Kernel``.
     """
     if isinstance(target, Kernel):
         return (target, "") if target.full_name in table else (None, "no such kernel")

@@ -29,7 +29,7 @@ class CapabilityBasedPartitioner(partitioner.CapabilityBasedPartitioner):
     Args:
         operator_support: Predicate of fusible nodes.
         allows_single_node_partition: Keep partitions with fewer than two computing nodes.
-        non_compute_ops: Qualified names that do not count as computing.
+        non_compute_ops: Qualified names of operators that do not count as computation.
         allowed_single_node_partition_ops: Qualified names of ops that may be a partition alone.
         skip_horizontal_fusion: Do not fuse independent nodes.
 

@@ -40,8 +40,8 @@ def fuse_as_graphmodule(
         module_name: Class name of the new module.
         partition_lookup_table: Ignored, for compatibility.
         always_return_tuple: Return a tuple even for one output.
-        input_order: See ``outline``; torch's order is ``"first_use"``, from 2.14 on ``"parent"``
-            where all inputs are inputs of the whole graph.
+        input_order: Order of inputs, as in ``outline``. torch has ``"first_use"``; since 2.14,
+            ``"parent"`` if each input is a placeholder of ``gm``.
 
     Returns:
         The module, and its input and output nodes in ``gm``.
@@ -176,8 +176,8 @@ def fuse_by_partitions(
         partitions: Mappings whose keys are the nodes of a partition.
         prefix: Prefix of the submodules' names.
         always_return_tuple: Return a tuple even for one output.
-        input_order: See ``outline``; torch's order is ``"first_use"``, from 2.14 on ``"parent"``
-            where all inputs are inputs of the whole graph.
+        input_order: Order of inputs, as in ``outline``. torch has ``"first_use"``; since 2.14,
+            ``"parent"`` if each input is a placeholder of ``gm``.
 
     Raises:
         CycleError: The partitions would form a dependency cycle.

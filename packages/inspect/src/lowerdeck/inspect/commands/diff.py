@@ -1,4 +1,4 @@
-"""``lowerdeck diff A B``: the differences of two `.pte` files in meaning, not in bytes."""
+"""``lowerdeck diff A B``: compare the contents of two `.pte` files, not their bytes."""
 
 from __future__ import annotations
 

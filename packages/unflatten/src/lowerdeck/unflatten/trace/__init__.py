@@ -31,7 +31,7 @@ class Trace:
         paths: The names of its modules.
         tree: The module calls that contain its steps.
         mutations: The write-backs of new values of state and inputs.
-        notes: Notes of ``export_preserving`` on modules.
+        notes: What ``export_preserving`` recorded, by kind and module name.
     """
 
     program: ExportedProgram

@@ -199,7 +199,7 @@ def _filter_encoding(
     filters: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> XnnEncoding:
-    """Return the encoding of filters and bias, which must be equal in the runtime."""
+    """Return one encoding for filters and bias, as the runtime requires."""
     if emission.writes == HALF:
         return FLOAT  # the runtime refuses float16 filters for float16 inputs
     data = emission.of(weight).data
@@ -317,7 +317,7 @@ def _refusal(call: Call) -> str | None:
         return "its weight or bias is not constant"
     ranks = call.rank("input"), call.rank("weight")
     if ranks not in ((5, 5), (4, 4), (3, 3)):
-        return f"an input of {ranks[0]} dimensions; with a batch, 3, 4 or 5 are needed"
+        return f"an input of {ranks[0]} dimensions; {ranks[1]} are needed, with the batch"
     if isinstance(call.args["padding"], (list, tuple)) and min(call.args["padding"]) < 0:
         return "negative padding"
     if ranks == (5, 5) and call.args.get("transposed"):
