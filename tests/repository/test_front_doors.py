@@ -35,7 +35,8 @@ BEHIND = {
     ),
     "counted steps, bytes or lookups": (
         "decompose/test_sizes inspect/inspect_steps inspect/test_steps "
-        "xnnpack/test_rounding xnnpack/test_weights language-models/test_stored"
+        "xnnpack/test_partition xnnpack/test_rounding xnnpack/test_weights "
+        "language-models/test_stored"
     ),
     "order, placement and lifetimes": (
         "emitter/test_placement graph-fuser/fuser_graphs graph-fuser/test_effects "

@@ -161,8 +161,9 @@ def _scaled_before_sum(call: Call, before: list[Operation]) -> list[Operation] |
     first, other, alpha = call.args
     if alpha == 1 or any(size != 1 for size in first.shape if isinstance(size, int)):
         return None
-    if other.dtype != (dtype := call.outs[0].dtype):
-        other = _cast_to(other, dtype, before)
+    out: Any = call.outs[0]
+    if other.dtype != out.dtype:
+        other = _cast_to(other, out.dtype, before)
     scaled = other.like(f"{other.name}.scaled")
     before.append(Call(_ATEN.mul.Scalar, [other, alpha], [scaled], None))
     return [Call(_ATEN.add.Tensor, [first, scaled, 1], call.outs, call.origin)]
