@@ -51,15 +51,13 @@ def _number(number: float) -> Piece:
 _MASK = (Piece("where.self", Leaf("mask"), _number(0.0), _number(-math.inf)), Leaf("mask"))
 
 
-def _scores(*, masked: bool) -> Pattern:
+def _scores() -> Pattern:
     keys = (
         _scaled(turned(Leaf("key"), "turned"), "key"),
         turned(_scaled(Leaf("key"), "key"), "turned"),
     )
     product = Piece("matmul bmm", _scaled(Leaf("query"), "query"), keys)
     scores = _scaled(product, "scores")
-    if not masked:
-        return scores
     added = Piece("add.Tensor", scores, _MASK, commutes=True, name="masked")
     return (added, scores)
 
@@ -131,9 +129,7 @@ def _grouped(match: Match) -> Arguments | None:
 
 _PRODUCT = "matmul bmm"
 ATTENTION = (
-    OperatorPattern(
-        _ATTENTION, Piece(_PRODUCT, _weights(_scores(masked=True)), Leaf("value")), _attention
-    ),
+    OperatorPattern(_ATTENTION, Piece(_PRODUCT, _weights(_scores()), Leaf("value")), _attention),
 )
 GROUPS = (
     OperatorPattern(
