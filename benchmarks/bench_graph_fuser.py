@@ -15,10 +15,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from benchmarks.harness import Row, count_calls, cpu_seconds, growth_exponent, in_rounds
-from lowerdeck.graph_fuser import (
-    fuse_partitions,
-    propose_partitions,
-)
+from lowerdeck.graph_fuser import fuse_partitions, propose_partitions
 
 PACKAGE = "graph_fuser"
 EXECUTORCH = "ExecuTorch create_submodule_from_nodes, once per partition"

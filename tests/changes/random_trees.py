@@ -15,13 +15,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 from unflatten_zoo.case import Case, Named
 
-from tests.changes.random_leaves import (
-    CONTROL_FLOW,
-    SIZE,
-    Leaf,
-    Pair,
-    branch,
-)
+from tests.changes.random_leaves import CONTROL_FLOW, SIZE, Leaf, Pair, branch
 
 _NAMES = ("layer1", "layer10", "fc", "graph", "block", "meta", "input", "id", "code", "max", "x")
 

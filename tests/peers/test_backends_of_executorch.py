@@ -11,25 +11,13 @@ import torch
 
 exir = pytest.importorskip("executorch.exir", reason="executorch with its dependencies is needed")
 
-from executorch.exir._serialize._named_data_store import (  # noqa: E402
-    NamedDataStore as PeerNamedDataStore,
-)
-from executorch.exir.backend.backend_details import (  # noqa: E402
-    BackendDetails as PeerBackendDetails,
-)
-from executorch.exir.backend.backend_details import (  # noqa: E402
-    PreprocessResult as PeerPreprocessResult,
-)
-from executorch.exir.backend.compile_spec_schema import (  # noqa: E402
-    CompileSpec as PeerCompileSpec,
-)
-from executorch.exir.backend.partitioner import (  # noqa: E402
-    DelegationSpec as PeerDelegationSpec,
-)
+from executorch.exir._serialize._named_data_store import NamedDataStore as PeerNamedDataStore  # noqa: E402
+from executorch.exir.backend.backend_details import BackendDetails as PeerBackendDetails  # noqa: E402
+from executorch.exir.backend.backend_details import PreprocessResult as PeerPreprocessResult  # noqa: E402
+from executorch.exir.backend.compile_spec_schema import CompileSpec as PeerCompileSpec  # noqa: E402
+from executorch.exir.backend.partitioner import DelegationSpec as PeerDelegationSpec  # noqa: E402
 from executorch.exir.backend.partitioner import Partitioner as PeerPartitioner  # noqa: E402
-from executorch.exir.backend.partitioner import (  # noqa: E402
-    PartitionResult as PeerPartitionResult,
-)
+from executorch.exir.backend.partitioner import PartitionResult as PeerPartitionResult  # noqa: E402
 from executorch.exir.backend.utils import tag_constant_data  # noqa: E402
 from executorch.exir.dialects._ops import ops as exir_ops  # noqa: E402
 

@@ -14,9 +14,7 @@ from torch.export import ExportedProgram
 exir = pytest.importorskip("executorch.exir", reason="executorch with its dependencies is needed")
 torchao = pytest.importorskip("torchao.quantization")
 
-from executorch.backends.xnnpack.partition.xnnpack_partitioner import (  # noqa: E402
-    XnnpackPartitioner,
-)
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner  # noqa: E402
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (  # noqa: E402
     XNNPACKQuantizer,
     get_symmetric_quantization_config,

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from program_likeness import (  # type: ignore[import-not-found]
-    assert_as_eager,
-    differences,
-    targets,
-)
+from program_likeness import assert_as_eager, differences, targets  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch.export import default_decompositions
 from torch.fx import Graph, Node

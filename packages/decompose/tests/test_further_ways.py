@@ -15,13 +15,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.while_loop import while_loop
 
 import lowerdeck.decompose
-from lowerdeck.decompose import (
-    DecomposeError,
-    Rules,
-    decompose,
-    decompose_graph,
-    explain,
-)
+from lowerdeck.decompose import DecomposeError, Rules, decompose, decompose_graph, explain
 from lowerdeck_zoo import Of, exported
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

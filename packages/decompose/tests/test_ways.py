@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from program_likeness import (  # type: ignore[import-not-found]
-    differences,
-    targets,
-)
+from program_likeness import differences, targets  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch._higher_order_ops.effects import _EffectType
 from torch.export import default_decompositions

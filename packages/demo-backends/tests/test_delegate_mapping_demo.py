@@ -18,11 +18,7 @@ from lowerdeck.demo_backends import (
     DelegateMappingDemoRuntime,
     DelegateRunError,
 )
-from lowerdeck.lowered_module import (
-    LoweredBackendModule,
-    UnsupportedOperatorError,
-    to_backend,
-)
+from lowerdeck.lowered_module import LoweredBackendModule, UnsupportedOperatorError, to_backend
 from lowerdeck_zoo import Of, exported
 
 # torch's own, from copying a tree spec inside run_decompositions

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowerdeck.emitter import (
-    Lifetime,
-    MemoryPlanError,
-    Place,
-    PlanRequest,
-    check_plan,
-    one_memory,
-)
+from lowerdeck.emitter import Lifetime, MemoryPlanError, Place, PlanRequest, check_plan, one_memory
 from lowerdeck.emitter.ir.values import Role, Storage
 from lowerdeck.emitter.memory.lifetimes import most_live_bytes
 from lowerdeck.emitter.memory.placement import best_fit

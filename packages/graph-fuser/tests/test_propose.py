@@ -12,12 +12,7 @@ from fuser_graphs import random_graph
 from fuser_oracle import contracted, is_acyclic
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
 
-from lowerdeck.graph_fuser import (
-    Proposal,
-    Reason,
-    RegionError,
-    propose_partitions,
-)
+from lowerdeck.graph_fuser import Proposal, Reason, RegionError, propose_partitions
 from lowerdeck_zoo.seeds import seeds
 
 aten = torch.ops.aten

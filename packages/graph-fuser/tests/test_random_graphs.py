@@ -5,14 +5,7 @@ from __future__ import annotations
 import copy
 import random
 
-from fuser_graphs import (
-    computing,
-    random_graph,
-    random_region,
-    results,
-    same_results,
-    tied_graph,
-)
+from fuser_graphs import computing, random_graph, random_region, results, same_results, tied_graph
 from torch.fx import GraphModule
 
 from lowerdeck.graph_fuser import (

@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from folders import (
-    FAMILIES,
-    PROMPT,
-    SMALL,
-    greedy,
-    save_folder,
-    saved,
-    small_model,
-    tokenizer,
-)
+from folders import FAMILIES, PROMPT, SMALL, greedy, save_folder, saved, small_model, tokenizer
 from safetensors.torch import load_file, save_file
 
 from lowerdeck.inspect import ExitStatus

@@ -14,12 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from lowered_helpers import (
-    backend,
-    delegates,
-    everything,
-    install,
-)
+from lowered_helpers import backend, delegates, everything, install
 from torch import nn
 
 from lowerdeck.lowered_module import LoweredProgram, LoweringError, Trial, lower_fastest

@@ -13,14 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from lowered_helpers import (
-    backend,
-    backend_class,
-    blobs,
-    calls_of,
-    everything,
-    runs_without,
-)
+from lowered_helpers import backend, backend_class, blobs, calls_of, everything, runs_without
 from torch.export import ExportedProgram
 
 from lowerdeck.lowered_module import (

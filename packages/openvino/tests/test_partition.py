@@ -19,12 +19,7 @@ from lowerdeck.lowered_module import (
     get_lowered_backend_modules,
     to_backend,
 )
-from lowerdeck.openvino import (
-    CompileError,
-    DeviceError,
-    OpenvinoBackend,
-    OpenvinoPartitioner,
-)
+from lowerdeck.openvino import CompileError, DeviceError, OpenvinoBackend, OpenvinoPartitioner
 from lowerdeck.openvino.device import core
 from lowerdeck.openvino.precision import multiplies_in_subgraphs, text_of, with_precision_kept
 from lowerdeck.runner import load

@@ -15,11 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from unflatten_zoo.judges import Around, replace  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import (
-    InputConstraintError,
-    export_preserving,
-    unflatten,
-)
+from lowerdeck.unflatten import InputConstraintError, export_preserving, unflatten
 
 
 class Step(nn.Module):

@@ -11,13 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from unflatten_zoo import OWN_CASES, Case  # type: ignore[import-not-found]
-from unflatten_zoo.judges import (  # type: ignore[import-not-found]
-    Around,
-    compare_calls,
-    compare_changes,
-    marked_in,
-    replace,
-)
+from unflatten_zoo.judges import Around, compare_calls, compare_changes, marked_in, replace  # type: ignore[import-not-found]
 
 from lowerdeck.unflatten import (
     UnflattenError,

@@ -13,11 +13,7 @@ from torch.nn.modules import module as registries
 from torch.utils import _pytree as pytree
 from unflatten_zoo.judges import Around, assert_same  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import (
-    InterpreterModuleDispatcher,
-    export_preserving,
-    unflatten,
-)
+from lowerdeck.unflatten import InterpreterModuleDispatcher, export_preserving, unflatten
 
 
 class Block(nn.Module):

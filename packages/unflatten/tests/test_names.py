@@ -17,10 +17,7 @@ from torch.export import export, load
 from unflatten_zoo import Case  # type: ignore[import-not-found]
 from unflatten_zoo.judges import compare_calls, judge_state  # type: ignore[import-not-found]
 
-from lowerdeck.unflatten import (
-    export_preserving,
-    unflatten,
-)
+from lowerdeck.unflatten import export_preserving, unflatten
 
 X = torch.randn(2, 4)
 

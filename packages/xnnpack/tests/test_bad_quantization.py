@@ -16,14 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from case_making import Function  # type: ignore[import-not-found]
-from quantized_cases import (  # type: ignore[import-not-found]
-    IN,
-    OUT,
-    IntegerWeight,
-    Step,
-    by_row,
-    by_tensor,
-)
+from quantized_cases import IN, OUT, IntegerWeight, Step, by_row, by_tensor  # type: ignore[import-not-found]
 from torch import nn
 from torch.export import ExportedProgram
 from xnnpack_lowering import lower  # type: ignore[import-not-found]

@@ -12,14 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from case_making import Function  # type: ignore[import-not-found]
 from torch import fx, nn
 from torch.export import Dim
-from xnnpack_lowering import (  # type: ignore[import-not-found]
-    delegates,
-    labels,
-    lower,
-    named_data,
-    run,
-    whole,
-)
+from xnnpack_lowering import delegates, labels, lower, named_data, run, whole  # type: ignore[import-not-found]
 
 from lowerdeck.lowered_module import (
     MethodProgramsPartitionerSpec,

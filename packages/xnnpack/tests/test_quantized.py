@@ -23,14 +23,7 @@ from quantized_cases import (  # type: ignore[import-not-found]
     static_cases,
 )
 from torch import nn
-from xnnpack_lowering import (  # type: ignore[import-not-found]
-    delegates,
-    graph_of,
-    lower,
-    named_data,
-    run,
-    whole,
-)
+from xnnpack_lowering import delegates, graph_of, lower, named_data, run, whole  # type: ignore[import-not-found]
 
 from lowerdeck.lowered_module import delegation_summary, to_backend
 from lowerdeck.serializer import XnnDatatype, XnnGraph, XnnOperator

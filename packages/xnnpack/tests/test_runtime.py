@@ -11,13 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from xnnpack_cases import Case, cases  # type: ignore[import-not-found]
-from xnnpack_lowering import (  # type: ignore[import-not-found]
-    RUNTIME,
-    lower,
-    named_data,
-    run,
-    whole,
-)
+from xnnpack_lowering import RUNTIME, lower, named_data, run, whole  # type: ignore[import-not-found]
 
 from lowerdeck.lowered_module import LoweredBackendModule
 from lowerdeck.serializer import (

@@ -11,13 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from case_making import Function  # type: ignore[import-not-found]
 from quantized_cases import IN, OUT, IntegerWeight  # type: ignore[import-not-found]
-from tidied_cases import (  # type: ignore[import-not-found]
-    Gated,
-    Places,
-    Rotary,
-    beside_mask,
-    twice_causal,
-)
+from tidied_cases import Gated, Places, Rotary, beside_mask, twice_causal  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from xnnpack_lowering import labels, lower, named_data, run, whole  # type: ignore[import-not-found]
 

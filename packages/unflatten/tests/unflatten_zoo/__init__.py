@@ -6,16 +6,7 @@ from typing import Any
 
 from lowerdeck_zoo import program
 from unflatten_zoo.case import MORE_WAYS, WAYS, Case, Inputs, Named, of_program  # type: ignore[import-not-found]
-from unflatten_zoo.models import (  # type: ignore[import-not-found]
-    calls,
-    containers,
-    layers,
-    modes,
-    sizes,
-    state,
-    structures,
-    writes,
-)
+from unflatten_zoo.models import calls, containers, layers, modes, sizes, state, structures, writes  # type: ignore[import-not-found]
 
 _OF_ZOO = (
     *("resnet", "unet", "vit", "lraspp", "retinanet", "vae", "diffusion_step"),

@@ -18,13 +18,7 @@ from torch.fx import Node
 from lowerdeck.decompose.calls.facts import TensorFacts, contiguous_strides
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced import CONVOLUTION, NORM, convolution, norm
-from lowerdeck.torch_base import (
-    OpOverload,
-    core_decompositions,
-    expression_of,
-    hint_of,
-    varies,
-)
+from lowerdeck.torch_base import OpOverload, core_decompositions, expression_of, hint_of, varies
 
 _ATEN = torch.ops.aten
 _RESHAPES = frozenset({_ATEN.reshape.default, _ATEN.flatten.using_ints, _ATEN.contiguous.default})

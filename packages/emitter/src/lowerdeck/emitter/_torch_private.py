@@ -11,10 +11,7 @@ from torch._decomp import decomposition_table
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
-from lowerdeck.torch_base import (
-    OpOverload,
-    OpOverloadPacket,
-)
+from lowerdeck.torch_base import OpOverload, OpOverloadPacket
 
 __all__ = [
     "current_result",

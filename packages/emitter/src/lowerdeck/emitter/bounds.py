@@ -12,13 +12,7 @@ from torch.fx import Graph, Node
 
 from lowerdeck.emitter._torch_private import dimension_names
 from lowerdeck.emitter.errors import EmitterError
-from lowerdeck.torch_base import (
-    expression_of,
-    expression_range,
-    size_range,
-    varies,
-    with_parts,
-)
+from lowerdeck.torch_base import expression_of, expression_range, size_range, varies, with_parts
 
 Bounds: TypeAlias = int | Mapping[str, int | Mapping[int, int]]
 """Upper bounds: one number for all unbounded input dimensions, or a mapping by name.

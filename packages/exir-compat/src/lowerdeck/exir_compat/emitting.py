@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowerdeck.emitter import EmittedProgram
-from lowerdeck.exir_compat.exir_schema import (
-    as_bytes,
-    to_exir_classes,
-)
+from lowerdeck.exir_compat.exir_schema import as_bytes, to_exir_classes
 
 
 @dataclass(slots=True)

@@ -16,12 +16,7 @@ from lowerdeck.exir_compat.emitting import EmitterOutput, emitter_output
 from lowerdeck.exir_compat.errors import SettingError
 from lowerdeck.exir_compat.exir_classes import Manager
 from lowerdeck.exir_compat.exir_schema import to_exir_classes
-from lowerdeck.serializer import (
-    Program,
-    external_data,
-    write_ptd,
-    write_pte,
-)
+from lowerdeck.serializer import Program, external_data, write_ptd, write_pte
 
 
 class ExecutorchProgramManager(Manager):

@@ -25,11 +25,7 @@ Code of changed and new modules is generated at first use, or immediately by ``g
 """
 
 from lowerdeck.graph_fuser._torch_private import generate_code
-from lowerdeck.graph_fuser.errors import (
-    CycleError,
-    GraphFuserError,
-    RegionError,
-)
+from lowerdeck.graph_fuser.errors import CycleError, GraphFuserError, RegionError
 from lowerdeck.graph_fuser.order import legalize_graph, topo_sort
 from lowerdeck.graph_fuser.outliner import (
     FusedPartition,

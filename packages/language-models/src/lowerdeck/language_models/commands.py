@@ -9,13 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from lowerdeck.inspect import (
-    CommandError,
-    ExitStatus,
-    check_paths,
-    say,
-    writing,
-)
+from lowerdeck.inspect import CommandError, ExitStatus, check_paths, say, writing
 from lowerdeck.language_models.checking import check_lines, check_prompt
 from lowerdeck.language_models.errors import FolderError, GenerationError, first_line
 from lowerdeck.language_models.exporting import (
@@ -26,11 +20,7 @@ from lowerdeck.language_models.exporting import (
     prepared,
 )
 from lowerdeck.language_models.folder import TOKENIZER, tokenizer_json
-from lowerdeck.language_models.generating import (
-    Timing,
-    generate,
-    open_model,
-)
+from lowerdeck.language_models.generating import Timing, generate, open_model
 from lowerdeck.language_models.steps import Steps, without_bars
 from lowerdeck.runner import official_binding_name
 from lowerdeck.serializer import printable

@@ -23,11 +23,7 @@ from lowerdeck.inspect import (
 from lowerdeck.lowered_module.authoring.registry import PARTITIONERS, installed_partitioner
 from lowerdeck.lowered_module.choosing import Trial, lower_fastest, trial_lines
 from lowerdeck.lowered_module.errors import LoweringError, in_a_line
-from lowerdeck.lowered_module.factories import (
-    example_from,
-    partitioner_from,
-    samples_from,
-)
+from lowerdeck.lowered_module.factories import example_from, partitioner_from, samples_from
 from lowerdeck.lowered_module.inspect.accuracy import (
     CALLS,
     OutputAccuracy,

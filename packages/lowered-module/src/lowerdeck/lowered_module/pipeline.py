@@ -42,13 +42,7 @@ from lowerdeck.lowered_module.program.graphs import nodes_of
 from lowerdeck.lowered_module.program.plain_sizes import with_plain_sizes
 from lowerdeck.lowered_module.program.prepared import PortableProgram
 from lowerdeck.lowered_module.progress import Progress, Stages
-from lowerdeck.torch_base import (
-    OpOverload,
-    pytree,
-    schema_of,
-    varies,
-    with_parts,
-)
+from lowerdeck.torch_base import OpOverload, pytree, schema_of, varies, with_parts
 
 Model: TypeAlias = (
     tuple[torch.nn.Module, tuple[Any, ...]]

@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from lowerdeck.lowered_module import (
-    CompileSpec,
-    DeclarativePartitioner,
-    operator_name,
-)
+from lowerdeck.lowered_module import CompileSpec, DeclarativePartitioner, operator_name
 from lowerdeck.openvino.device import DEVICE, PRECISION
 from lowerdeck.openvino.operators import (
     Elementwise,

@@ -14,11 +14,7 @@ from torch.fx import Node
 from lowerdeck.lowered_module import DeclarativeBackend, PartitionView
 from lowerdeck.openvino.compile_error import CompileError
 from lowerdeck.openvino.device import PRECISION, device_of, payload_of
-from lowerdeck.openvino.layout import (
-    CHANNELS_LAST,
-    with_channels_first,
-    with_channels_last,
-)
+from lowerdeck.openvino.layout import CHANNELS_LAST, with_channels_first, with_channels_last
 from lowerdeck.openvino.precision import rounded_to_float16
 from lowerdeck.torch_base import bytes_of, is_channels_last, view_tensor
 

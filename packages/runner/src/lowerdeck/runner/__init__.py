@@ -4,11 +4,7 @@ from lowerdeck.runner.binding import official_binding, official_binding_name
 from lowerdeck.runner.bundles import make_bundle
 from lowerdeck.runner.comparison.comparison import Comparison, Difference, compare
 from lowerdeck.runner.debug_info import DebugMaps, SourceLocation
-from lowerdeck.runner.delegates import (
-    BackendRuntime,
-    DelegateLog,
-    LogsEvents,
-)
+from lowerdeck.runner.delegates import BackendRuntime, DelegateLog, LogsEvents
 from lowerdeck.runner.errors import (
     BusyError,
     ExecutionError,

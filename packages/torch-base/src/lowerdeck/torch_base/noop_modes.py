@@ -10,12 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from lowerdeck.torch_base._torch_private import with_parts
-from lowerdeck.torch_base.graphs import (
-    attribute_of,
-    copy_graph_module,
-    graphs_of,
-    renamed_outputs,
-)
+from lowerdeck.torch_base.graphs import attribute_of, copy_graph_module, graphs_of, renamed_outputs
 
 _TRACEPOINT = "_export_tracepoint"
 _AUTOCAST = "wrap_with_autocast"

@@ -13,12 +13,7 @@ import torch
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.unflatten._torch_private import (
-    buffers_of,
-    children_of,
-    module_state,
-    parameters_of,
-)
+from lowerdeck.unflatten._torch_private import buffers_of, children_of, module_state, parameters_of
 from lowerdeck.unflatten.body import Body
 from lowerdeck.unflatten.call_signature import FlatArgsAdapter, is_name, one_line
 from lowerdeck.unflatten.cut.graphs import EXTRA_INPUTS

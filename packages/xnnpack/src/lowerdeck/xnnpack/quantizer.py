@@ -26,11 +26,7 @@ else:
         ) from _error
 
 from lowerdeck.xnnpack.errors import XnnpackError
-from lowerdeck.xnnpack.quantize.annotate import (
-    annotate_arithmetic,
-    annotate_layers,
-    share_scales,
-)
+from lowerdeck.xnnpack.quantize.annotate import annotate_arithmetic, annotate_layers, share_scales
 from lowerdeck.xnnpack.quantize.specs import specs_for
 
 __all__ = ["XnnpackQuantizer"]

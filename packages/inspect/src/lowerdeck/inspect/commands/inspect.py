@@ -18,11 +18,7 @@ from lowerdeck.inspect.commands.answers import (
     size_text,
     writing,
 )
-from lowerdeck.inspect.commands.external import (
-    external_lines,
-    is_external,
-    summarise_external,
-)
+from lowerdeck.inspect.commands.external import external_lines, is_external, summarise_external
 from lowerdeck.inspect.commands.paths import check_paths
 from lowerdeck.inspect.commands.summary import summarise
 from lowerdeck.inspect.report.documents import html_report

@@ -5,13 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lowerdeck.inspect.commands.answers import (
-    CommandError,
-    ExitStatus,
-    complain,
-    reading,
-    say,
-)
+from lowerdeck.inspect.commands.answers import CommandError, ExitStatus, complain, reading, say
 from lowerdeck.inspect.commands.external import is_external
 from lowerdeck.serializer import Hazard, open_model, open_ptd, open_pte, verify_pte
 

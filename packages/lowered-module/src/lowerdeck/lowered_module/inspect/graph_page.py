@@ -17,12 +17,7 @@ from lowerdeck.lowered_module.errors import LoweringError
 from lowerdeck.lowered_module.inspect.summary import source_line
 from lowerdeck.lowered_module.program.graphs import computes_tensor, outputs_of, user_inputs
 from lowerdeck.lowered_module.program.tags import DELEGATION_TAG, REJECT
-from lowerdeck.torch_base import (
-    attribute_of,
-    executorch_call_delegate,
-    is_getitem,
-    module_path,
-)
+from lowerdeck.torch_base import attribute_of, executorch_call_delegate, is_getitem, module_path
 
 _LONGEST = 300
 

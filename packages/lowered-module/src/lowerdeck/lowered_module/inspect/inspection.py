@@ -7,12 +7,7 @@ from typing import cast
 from torch.fx import Graph, GraphModule, Node
 
 from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
-from lowerdeck.torch_base import (
-    attribute_of,
-    executorch_call_delegate,
-    graphs_of,
-    is_getitem,
-)
+from lowerdeck.torch_base import attribute_of, executorch_call_delegate, graphs_of, is_getitem
 
 
 def get_lowered_submodules(

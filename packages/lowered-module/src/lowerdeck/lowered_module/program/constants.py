@@ -7,12 +7,7 @@ from itertools import islice
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import (
-    ExportGraphSignature,
-    InputKind,
-    InputSpec,
-    TensorArgument,
-)
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 
 from lowerdeck.lowered_module._torch_private import fake_mode_of

@@ -13,12 +13,7 @@ from torch.fx import Graph
 
 from lowerdeck.lowered_module._torch_private import fake_mode_of
 from lowerdeck.lowered_module.program.graphs import inputs_of
-from lowerdeck.torch_base import (
-    copy_graph_module,
-    lazy_clone,
-    renamed_outputs,
-    with_parts,
-)
+from lowerdeck.torch_base import copy_graph_module, lazy_clone, renamed_outputs, with_parts
 
 
 def partitioner_copy(program: ExportedProgram) -> ExportedProgram:

@@ -11,13 +11,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from lowerdeck.torch_base import (
-    Behaviours,
-    Effect,
-    OpOverload,
-    returns_view,
-    schema_of,
-)
+from lowerdeck.torch_base import Behaviours, Effect, OpOverload, returns_view, schema_of
 
 _MOST_BYTES = 4 << 20
 """Largest result that may take more bytes than its inputs."""

@@ -14,12 +14,7 @@ from torch.export.graph_signature import InputKind
 from lowerdeck.lowered_module._torch_private import active_fake_mode, fake_mode_of
 from lowerdeck.lowered_module.program.edge_form import in_torch_operators
 from lowerdeck.lowered_module.program.functional import changed_memory
-from lowerdeck.lowered_module.program.graphs import (
-    MUTATIONS,
-    inputs_of,
-    new_values,
-    outputs_of,
-)
+from lowerdeck.lowered_module.program.graphs import MUTATIONS, inputs_of, new_values, outputs_of
 from lowerdeck.lowered_module.program.pickling import dump_program, load_program
 from lowerdeck.lowered_module.program.signature import flat_call_graph
 from lowerdeck.torch_base import (

@@ -9,12 +9,7 @@ import torch
 from openvino import Output, opset13
 from torch.fx import Node
 
-from lowerdeck.lowered_module import (
-    PartitionView,
-    arguments_of,
-    operator_name,
-    visits,
-)
+from lowerdeck.lowered_module import PartitionView, arguments_of, operator_name, visits
 from lowerdeck.openvino.operators.dtypes import FLOATS, NUMBERS, VALUES
 from lowerdeck.openvino.translation import Translation, tensor_of
 

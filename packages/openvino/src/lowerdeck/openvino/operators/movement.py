@@ -8,12 +8,7 @@ import torch
 from openvino import opset13
 from torch.fx import Node
 
-from lowerdeck.lowered_module import (
-    PartitionView,
-    arguments_of,
-    operator_name,
-    visits,
-)
+from lowerdeck.lowered_module import PartitionView, arguments_of, operator_name, visits
 from lowerdeck.openvino.layout import ints
 from lowerdeck.openvino.operators.dtypes import VALUES, WITH_INDICES
 from lowerdeck.openvino.translation import TYPES, Translation, axes_of, axis_of, tensor_of

@@ -10,12 +10,7 @@ import torch
 from openvino import Output, opset13
 from torch.fx import Node
 
-from lowerdeck.lowered_module import (
-    PartitionView,
-    arguments_of,
-    operator_name,
-    visits,
-)
+from lowerdeck.lowered_module import PartitionView, arguments_of, operator_name, visits
 from lowerdeck.openvino.layout import ints
 from lowerdeck.openvino.operators.dtypes import FLOATS, NUMBERS
 from lowerdeck.openvino.translation import Translation, axes_of, axis_of, tensor_of

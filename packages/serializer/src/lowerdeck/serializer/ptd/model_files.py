@@ -12,11 +12,7 @@ from typing import Unpack
 from lowerdeck.serializer.errors import ContentError, ProgramError
 from lowerdeck.serializer.flatbuffer.stream import write_files
 from lowerdeck.serializer.ptd.external_read import PtdFile, open_ptd
-from lowerdeck.serializer.ptd.external_write import (
-    ExternalEntry,
-    external_data,
-    ptd_pieces,
-)
+from lowerdeck.serializer.ptd.external_write import ExternalEntry, external_data, ptd_pieces
 from lowerdeck.serializer.pte.enums import TensorDataLocation
 from lowerdeck.serializer.pte.layout import LayoutOptions
 from lowerdeck.serializer.pte.named_data import NamedDataStoreOutput, TensorLayout

@@ -13,11 +13,7 @@ from lowerdeck.unflatten.trace.calls import CallTree, build_call_tree
 from lowerdeck.unflatten.trace.modes import place_mode_switches
 from lowerdeck.unflatten.trace.mutations import Mutations, plan_mutations
 from lowerdeck.unflatten.trace.names import ModulePaths, find_shared_modules, module_names
-from lowerdeck.unflatten.trace.program import (
-    Item,
-    ProgramState,
-    flatten_regions,
-)
+from lowerdeck.unflatten.trace.program import Item, ProgramState, flatten_regions
 
 
 @dataclass(frozen=True, slots=True)

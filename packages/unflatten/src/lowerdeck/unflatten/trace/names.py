@@ -16,11 +16,7 @@ from dataclasses import dataclass, field
 from torch.export import ExportedProgram
 
 from lowerdeck.unflatten._torch_private import EMPTY_STACK_KEY, TRACER_ROOT
-from lowerdeck.unflatten.trace.program import (
-    Item,
-    ProgramState,
-    StateKind,
-)
+from lowerdeck.unflatten.trace.program import Item, ProgramState, StateKind
 
 
 class ModulePaths:

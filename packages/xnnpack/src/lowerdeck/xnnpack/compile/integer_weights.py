@@ -17,12 +17,7 @@ from lowerdeck.xnnpack.operators.quantization import (
 )
 from lowerdeck.xnnpack.operators.quantized_constants import stored_bits
 from lowerdeck.xnnpack.operators.quantized_layers import group_refusal
-from lowerdeck.xnnpack.operators.rounding import (
-    CONVOLUTIONS,
-    layers_of,
-    reads_rows_of,
-    rows_of,
-)
+from lowerdeck.xnnpack.operators.rounding import CONVOLUTIONS, layers_of, reads_rows_of, rows_of
 
 
 def integer_weights(

@@ -11,11 +11,7 @@ from lowerdeck.serializer import XnnOperator
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked
 from lowerdeck.xnnpack.operators.contract import Operator, Table
-from lowerdeck.xnnpack.operators.results import (
-    first_result,
-    first_result_refusal,
-    following_clamp,
-)
+from lowerdeck.xnnpack.operators.results import first_result, first_result_refusal, following_clamp
 from lowerdeck.xnnpack.payload import Layout
 
 _aten = torch.ops.aten

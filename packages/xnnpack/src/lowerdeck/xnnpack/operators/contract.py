@@ -11,11 +11,7 @@ import torch
 
 from lowerdeck.serializer import XnnEncoding
 from lowerdeck.xnnpack.emit import Call, Emission, Tracked, is_fixed, named, symbols_refusal
-from lowerdeck.xnnpack.operators.results import (
-    first_result,
-    first_result_refusal,
-    following_clamp,
-)
+from lowerdeck.xnnpack.operators.results import first_result, first_result_refusal, following_clamp
 
 ASSERTION = torch.ops.aten._assert_tensor_metadata.default
 """Asserts the dtype and device that a tensor had at export."""

@@ -12,14 +12,7 @@ from typing import NamedTuple
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.serializer import XnnNode, XnnOperator
-from lowerdeck.xnnpack.emit import (
-    Call,
-    Emission,
-    Range,
-    Tracked,
-    is_fixed,
-    symbols_refusal,
-)
+from lowerdeck.xnnpack.emit import Call, Emission, Range, Tracked, is_fixed, symbols_refusal
 from lowerdeck.xnnpack.payload import Layout
 
 

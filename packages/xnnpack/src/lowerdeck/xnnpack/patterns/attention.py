@@ -10,15 +10,7 @@ from torch.types import IntLikeType as Dim
 
 from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import is_fixed, same_sizes, shape_of
-from lowerdeck.xnnpack.patterns.matching import (
-    Amount,
-    Both,
-    LastAxis,
-    Leaf,
-    Match,
-    Pattern,
-    Piece,
-)
+from lowerdeck.xnnpack.patterns.matching import Amount, Both, LastAxis, Leaf, Match, Pattern, Piece
 from lowerdeck.xnnpack.patterns.pieces import (
     ANY,
     DIV,

@@ -5,13 +5,7 @@ from __future__ import annotations
 import torch
 
 from lowerdeck.xnnpack.emit import is_fixed, is_one, same_sizes, shape_of
-from lowerdeck.xnnpack.patterns.matching import (
-    Amount,
-    LastAxis,
-    Match,
-    Pattern,
-    Piece,
-)
+from lowerdeck.xnnpack.patterns.matching import Amount, LastAxis, Match, Pattern, Piece
 from lowerdeck.xnnpack.patterns.pieces import ADD, DIV, MUL, Arguments, OperatorPattern, W, X
 
 _aten = torch.ops.aten

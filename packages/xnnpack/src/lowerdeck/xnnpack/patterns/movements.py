@@ -12,14 +12,7 @@ from lowerdeck.torch_base import arguments_of
 from lowerdeck.xnnpack.emit import is_fixed, same_sizes, shape_of
 from lowerdeck.xnnpack.operators.shapes import order_of
 from lowerdeck.xnnpack.patterns.matching import Match, Piece, is_empty
-from lowerdeck.xnnpack.patterns.pieces import (
-    ANY,
-    Arguments,
-    OperatorPattern,
-    X,
-    turned,
-    view,
-)
+from lowerdeck.xnnpack.patterns.pieces import ANY, Arguments, OperatorPattern, X, turned, view
 
 _aten = torch.ops.aten
 

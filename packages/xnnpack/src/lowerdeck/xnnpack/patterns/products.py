@@ -6,11 +6,7 @@ import torch
 from torch.types import IntLikeType as Dim
 
 from lowerdeck.xnnpack.emit import broadcast, same_sizes, shape_of
-from lowerdeck.xnnpack.patterns.matching import (
-    Leaf,
-    Match,
-    Piece,
-)
+from lowerdeck.xnnpack.patterns.matching import Leaf, Match, Piece
 from lowerdeck.xnnpack.patterns.pieces import (
     ANY,
     Arguments,

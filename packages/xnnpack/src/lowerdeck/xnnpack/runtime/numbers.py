@@ -6,14 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from lowerdeck.serializer import (
-    XnnConstant,
-    XnnDatatype,
-    XnnGraph,
-    XnnNode,
-    XnnOperator,
-    XnnValue,
-)
+from lowerdeck.serializer import XnnConstant, XnnDatatype, XnnGraph, XnnNode, XnnOperator, XnnValue
 from lowerdeck.torch_base import view_tensor
 from lowerdeck.xnnpack.errors import BlobError
 
