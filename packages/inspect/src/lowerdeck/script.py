@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status, as from ``lowerdeck.inspect.command_line.main``.
 
     Raises:
-        SystemExit: The arguments are invalid, or help or the version was requested.
+        SystemExit: The arguments are invalid, or the help of a command was requested.
 
     Example:
         >>> import contextlib, io

@@ -40,10 +40,6 @@ class LowerdeckExporter(DynamoExporter):  # type: ignore[misc]  # transformers i
             ``{"input_ids": {1: 128}}`` or ``{"input_ids_1": 128}``. The error for an unknown name
             lists the names of the program.
 
-    Raises:
-        SettingError: The config has a backend other than ``"xnnpack"``, and no partitioners are
-            given.
-
     Example:
         >>> from transformers.exporters import ExecutorchConfig  # doctest: +SKIP
         >>> exporter = LowerdeckExporter(bounds=128)  # doctest: +SKIP

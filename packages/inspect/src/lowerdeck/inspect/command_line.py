@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The command's result, or the :class:`ExitStatus` of the error that ended it.
 
     Raises:
-        SystemExit: The arguments are invalid, or help or the version was requested.
+        SystemExit: The arguments are invalid, or the help of a command was requested.
 
     Example:
         >>> import contextlib, io
@@ -85,7 +85,7 @@ def run_command(arguments: list[str], loaded: Callable[[], None] = lambda: None)
         loaded: Called when the command has been imported.
 
     Raises:
-        SystemExit: The arguments are invalid, or help or the version was requested.
+        SystemExit: The arguments are invalid, or the help of a command was requested.
     """
     name = arguments[0] if arguments else ""
     # Parsing and loading may fail, so the option is read first.

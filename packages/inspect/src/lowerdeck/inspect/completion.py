@@ -23,7 +23,7 @@ class CompletionCommand:
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        """Print the script; imports all installed commands."""
+        """Print the script. All installed commands are imported."""
         import shtab
 
         print(shtab.complete(root_parser(), shell=args.shell))

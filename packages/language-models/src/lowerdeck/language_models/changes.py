@@ -19,7 +19,7 @@ _NAMES = re.compile(
 
 
 def changes_of(model: nn.Module, context: int) -> Mapping[int, str]:
-    """Return the text lengths below ``context`` at which a model changes, with their names."""
+    """Return the text lengths below ``context`` at which a model changes, and their settings."""
     changed = {
         table[name]: name
         for table in _configured(model)
@@ -31,7 +31,7 @@ def changes_of(model: nn.Module, context: int) -> Mapping[int, str]:
 
 @contextmanager
 def shortened(model: nn.Module, count: int) -> Iterator[None]:
-    """Replace the text length ``count`` by a few tokens, so that short texts test the change."""
+    """Move the change at ``count`` tokens to a few tokens, so that short texts test it."""
     changed = []
     for table in (*_configured(model), *map(vars, model.modules())):
         for name, value in table.items():

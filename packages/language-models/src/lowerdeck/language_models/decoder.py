@@ -60,7 +60,7 @@ class PositionedLayer(StaticLayer):  # type: ignore[misc]
 class CachedDecoder(nn.Module):
     """Decoder that computes the logits of the next token and keeps keys and values.
 
-    The module takes tokens, ``int64[1, n]``, and their positions, ``int64[n]``, ascending by one;
+    The module takes tokens, ``int64[1, n]``, and their consecutive positions, ``int64[n]``, and
     returns logits, ``float[1, 1, vocabulary]``. The cache from the first position on is
     overwritten or ignored, so a new text starts at position 0.
 
@@ -127,7 +127,7 @@ class CachedDecoder(nn.Module):
                 layer.values.zero_()
 
     def _try_beyond(self, count: int, name: str) -> None:
-        """Compare a text that is longer than the change at ``count`` tokens, reduced to a few."""
+        """Compare a text that crosses the change at ``count`` tokens, moved to a few tokens."""
         with shortened(self.model, count):
             try:
                 with torch.no_grad():

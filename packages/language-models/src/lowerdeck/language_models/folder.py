@@ -37,7 +37,7 @@ class Vocabulary(NamedTuple):
 
 
 def load_folder(folder: Path, *, mapped: bool = False) -> PreTrainedModel:
-    """Load the decoder model in a Hugging Face folder, in evaluation mode and float32.
+    """Load the decoder model of a Hugging Face folder, in evaluation mode; it computes in float32.
 
     Nothing is downloaded, and no code of the folder runs.
 

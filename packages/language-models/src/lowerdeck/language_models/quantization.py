@@ -45,7 +45,7 @@ class Quantized(NamedTuple):
         return sum(self.left.values()) - self.left.get(_EMBEDDINGS, 0) > self.weights
 
     def line(self) -> str:
-        """Return a line for the terminal."""
+        """Return the share of quantised weights, and of float weights by kind, as text."""
         total = sum(self.left.values()) + self.weights
         text = f"{self.weights / total:.1%} of {total:,} weights"
         if not self.left:
@@ -114,7 +114,7 @@ def _quantize(
     unsuitable: str,
     scales: torch.dtype | None,
 ) -> Quantized:
-    """Quantise the layers whose rows are ``chosen`` by size, each in pieces."""
+    """Quantise the layers for whose row size ``chosen`` returns True, each in pieces."""
     done: dict[nn.Module, nn.Module] = {}
     weights = 0
     for parent in list(model.modules()):

@@ -55,7 +55,7 @@ class BackendRuntime(Protocol):
 
 
 class Precision(Protocol):
-    """Numeric precision of an event in a delegate, whose logged results are dequantized."""
+    """Numeric precision of an event in a delegate. Logged results are dequantized."""
 
     @property
     def step(self) -> float | None:

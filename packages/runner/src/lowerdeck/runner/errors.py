@@ -21,7 +21,7 @@ class ProgramError(RunnerError, ValueError):
     """A program cannot be loaded: it is malformed, or needs a feature that this runner lacks.
 
     Attributes:
-        method: Name of the faulty method, or None for the whole file.
+        method: Name of the faulty method; None if the error is not in one method.
     """
 
     def __init__(self, message: str, *, method: str | None = None) -> None:
@@ -47,8 +47,8 @@ class InputError(RunnerError, ValueError):
     """The inputs of a call do not match the method.
 
     Attributes:
-        argument: Name of the wrong argument, such as ``args[0]``; empty if the number of inputs is
-            wrong.
+        argument: Name of the wrong argument, such as ``args[0]``; empty if the error is not about
+            one argument.
     """
 
     def __init__(self, message: str, *, argument: str = "") -> None:
@@ -81,7 +81,7 @@ class BusyError(RunnerError, RuntimeError):
 
 
 class MemoryPlanError(ExecutionError):
-    """The memory plan is invalid, for example overwrites live bytes, or is too large to check."""
+    """The memory plan overwrites live bytes, conflicts with another method's, or is too large."""
 
 
 class OfficialRuntimeError(RunnerError):

@@ -56,7 +56,7 @@ def run_chains(
 
     Args:
         method: Name of the method, for messages.
-        limit: Limit of executed instructions, which ends endless loops.
+        limit: Maximum number of executed instructions; it ends endless loops.
 
     Raises:
         ExecutionError: An instruction failed, or the limit was reached.

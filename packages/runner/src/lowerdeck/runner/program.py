@@ -93,7 +93,9 @@ class LoadedProgram:
         """Return the method ``name``, loaded at first use.
 
         Raises:
-            ProgramError: The method does not exist, or its kernels, backends or data are missing.
+            ProgramError: The method does not exist or is invalid, or its kernels, backends or data
+                are missing.
+            MemoryPlanError: The memory plan of the method is invalid.
             BusyError: The method is not loaded yet, and another method is running.
         """
         if name not in self._plans:
@@ -119,7 +121,7 @@ class LoadedProgram:
             ProgramError: The method does not exist or cannot be loaded.
             InputError: The inputs do not match; no instruction has run.
             BusyError: Another call of this program has not returned; this one had no effect.
-            ExecutionError: An instruction failed.
+            ExecutionError: An instruction failed, or the memory plan of the method is invalid.
         """
         method = self.method(name)
         return method.profile(*inputs, **kwargs) if profile else method(*inputs, **kwargs)

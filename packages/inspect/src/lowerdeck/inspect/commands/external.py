@@ -1,4 +1,4 @@
-"""The summary of a `.ptd` file: its entries by key, largest first."""
+"""The summary of a `.ptd` file: its entries, largest first."""
 
 from __future__ import annotations
 

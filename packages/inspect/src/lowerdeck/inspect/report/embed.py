@@ -54,7 +54,7 @@ def json_for_page(data: Any) -> str:
         data: Lists, dictionaries with string keys, strings, finite numbers, booleans, None.
 
     Returns:
-        ASCII text without ``<``, ``>`` and ``&``, which cannot end the element or begin another.
+        ASCII text without ``<``, ``>`` and ``&``: it cannot end the element or begin another.
 
     Raises:
         ValueError: A number is infinite or NaN; such values must be passed as text.

@@ -44,7 +44,7 @@ def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "")
     styles.
 
     Args:
-        data: JSON-compatible data without infinite numbers.
+        data: JSON-compatible data without infinities and NaN.
         title: Title of the page.
         script: JavaScript that defines ``showPage(data)``.
         style: CSS, appended to the style of the library.
@@ -87,7 +87,7 @@ def html_page(data: dict[str, Any], title: str, *, script: str, style: str = "")
 
 
 def own_script() -> str:
-    """Return the script that draws reports of files and differences between two."""
+    """Return the script that draws the reports of one file and of two files."""
     return "\n".join(map(_asset, _OWN))
 
 

@@ -31,7 +31,7 @@ def make_inputs(plan: ExecutionPlan, texts: Sequence[str], seed: int) -> list[An
     """Return the inputs of a method.
 
     Args:
-        texts: One argument for each input; missing inputs are random, with a notice.
+        texts: One argument for each input, or a file with all inputs. Missing tensors are random.
         seed: Seed of random inputs.
 
     Raises:

@@ -100,7 +100,7 @@ def step_at_run_time(numbers: torch.Tensor) -> float:
     """Return the 8-bit quantization step for a scale chosen at run time.
 
     Args:
-        numbers: Values quantized per tensor; a step per row is not larger.
+        numbers: All values of the tensor. Steps of single rows are not larger.
     """
     if not numbers.numel():
         return 0.0

@@ -15,7 +15,7 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 def _remainder(left: int, right: int) -> int:
-    """Return the remainder with the sign of ``left``, unlike Python."""
+    """Return the remainder with the sign of ``left``; Python's has that of ``right``."""
     remainder = abs(left) % abs(right)
     return -remainder if left < 0 else remainder
 
@@ -67,10 +67,10 @@ SCALAR_OPERATORS: dict[str, Callable[..., Any]] = {
 
 
 def in_range(value: Scalar) -> Scalar:
-    """Check that ``value`` fits in a 64-bit integer or a double, and return it.
+    """Return ``value`` if it is not an integer of more than 64 bits.
 
     Raises:
-        OverflowError: An integer exceeds 64 bits, for which the runtime would wrap around.
+        OverflowError: The integer does not fit in 64 bits; the runtime would wrap it around.
     """
     if isinstance(value, int) and not _INT64_MIN <= value <= _INT64_MAX:
         raise OverflowError(f"{value} does not fit in int64")
