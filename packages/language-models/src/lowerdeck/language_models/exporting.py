@@ -46,7 +46,7 @@ def export_language_model(
     """Return the program of a decoder, for text generation with the official runner.
 
     Its method ``forward`` maps tokens and their positions to the logits of the next token.
-    Constant methods return the vocabulary size, the largest text length and the end-of-text tokens.
+    Constant methods return the vocabulary size, the context length and the end-of-text tokens.
 
     Args:
         model: A decoder of transformers, or the folder of one.
