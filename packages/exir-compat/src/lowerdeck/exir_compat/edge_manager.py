@@ -43,7 +43,7 @@ class EdgeProgramManager(Manager):
         constant_methods: Results of constant methods.
         compile_config: Settings of ``to_edge``.
         core_aten_ops_exception_list: Ignored.
-        preserve_ops: Ignored.
+        preserve_ops: Ignored: the programs are decomposed already.
     """
 
     _exir_name = "EdgeProgramManager"
