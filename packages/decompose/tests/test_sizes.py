@@ -232,6 +232,16 @@ def test_traces_with_dynamic_sizes_do_not_fill_the_cache_of_fake_tensors() -> No
     assert FakeTensorMode.cache_info().misses - before <= 2
 
 
+def test_pooled_lines_of_a_dynamic_batch_are_flattened_without_a_copy() -> None:
+    pooled = Of(lambda x: nn.functional.adaptive_avg_pool1d(x.mT, 1).flatten(1))
+    dims = ({0: Dim("b", max=8)},)
+    program, other = (
+        torch.export.export(pooled, (torch.ones(2, 5, 6),), dynamic_shapes=(dims,))
+        for _ in range(2)
+    )
+    assert not differences(decompose(program), other.run_decompositions())
+
+
 def test_masks_of_dynamic_sizes_are_written_and_filled_without_a_trace() -> None:
     """As in a Swin-T, whose masks number the windows that a shift has joined."""
 

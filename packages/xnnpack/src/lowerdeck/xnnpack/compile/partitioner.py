@@ -89,11 +89,16 @@ class XnnpackPartitioner(Partitioner):
         matched = restore_supported(exported_program, constants)
         foldable = foldable_nodes(matched.graph.nodes, constants)
         generated = _generated(foldable)
-        reasons: Reasons = {}
+        known: Reasons = {}
+        first_reasons: dict[str, str] = {}
         while True:
             reasons, partitions, in_float = _proposed(
-                exported_program, matched, constants, foldable, generated, reasons
+                exported_program, matched, constants, foldable, generated, known
             )
+            # Later reasons may only say that an operand is no longer constant.
+            for node, why in reasons.items():
+                if why is not None:
+                    first_reasons.setdefault(node.name, why)
             # A constant node read by two partitions is in neither and cannot be folded: repeat.
             within = read_by_one(
                 foldable, partitions, mode_stretches(matched.graph.nodes, behaviours)
@@ -101,8 +106,9 @@ class XnnpackPartitioner(Partitioner):
             if len(within) == len(foldable):
                 break
             kept = {node.name for node in within}
-            foldable_before, foldable = foldable, foldable_nodes(within, constants)
-            changed = set(foldable_before).difference(foldable)
+            still_foldable = foldable_nodes(within, constants)
+            changed = set(foldable).difference(still_foldable)
+            foldable = still_foldable
             changed.update([user for node in changed for user in node.users])
             changed.update([user for node in changed for user in node.users if is_getitem(user)])
             if any(map(matched.is_new, changed)):
@@ -110,8 +116,11 @@ class XnnpackPartitioner(Partitioner):
                 nodes = [node for node in matched.graph.nodes if node.name in kept]
                 foldable = foldable_nodes(nodes, constants)
             # A quantised layer may depend on constants that it does not read directly.
-            kept_reasons = reasons.items() if in_float is None else ()
-            reasons = {node: why for node, why in kept_reasons if why or node not in changed}
+            known = {
+                node: why
+                for node, why in reasons.items()
+                if in_float is None and node not in changed
+            }
         ahead = set(foldable)
         delegated = [node for node, reason in reasons.items() if not reason and node not in ahead]
         unseen: dict[str, str] = {}
@@ -142,7 +151,7 @@ class XnnpackPartitioner(Partitioner):
             if "delegation_tag" in tagged_node.meta
         }
         self.refused = {
-            node.name: reason
+            node.name: first_reasons[node.name]
             for node, reason in reasons.items()
             # Nodes added for restored layers are not in the program.
             if reason and node.name not in tagged and matched.sources.get(node) != ()

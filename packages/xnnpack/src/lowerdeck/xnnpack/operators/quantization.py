@@ -52,7 +52,7 @@ def name_of(node: Node) -> str:
 
 
 _text = cache(str)
-"""Operators build their text anew for each ``str``."""
+"""Cached, because an operator formats its name for each ``str``."""
 
 
 def is_dynamic(node: Node) -> bool:
