@@ -35,7 +35,7 @@ _folders: list[tempfile.TemporaryDirectory[str]] = []
 _home = os.getcwd()  # noqa: PTH109  (os.chdir takes it back as it is)
 _TUTORIAL = "docs/tutorial/*.md"
 _tutorial: list[tempfile.TemporaryDirectory[str]] = []
-_NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:,\d+)*(?:\.\d+)?(?:e[-+]?\d+)?")
 _FOLDER = re.compile(r'"/\S+/(?=\w+\.py")')
 _run_python = PythonEvaluator()
 
