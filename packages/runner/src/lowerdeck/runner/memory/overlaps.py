@@ -110,7 +110,8 @@ class MemoryPlan:
             if not _contains(state, part):
                 self._fail(
                     (0, -1),
-                    f"values {state.index} and {part.index} are {part.name!r} at two offsets",
+                    f"values {state.index} and {part.index} store the state {part.name!r} at two "
+                    "locations",
                 )
             if state is not part:
                 yield state.index, part.index
