@@ -309,7 +309,9 @@ def _batch(text: str) -> tuple[int, int]:
     """Return the bounds of a batch size, such as 1 and 8 for ``batch=1:8``."""
     match = re.fullmatch(r"batch=(\d{1,9}):(\d{1,9})", text)
     if match is None or not int(match[1]) < int(match[2]):
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected batch=MIN:MAX as in batch=1:8")
+        raise argparse.ArgumentTypeError(
+            f"found {text!r}, expected batch=MIN:MAX with MIN < MAX, as batch=1:8"
+        )
     return int(match[1]), int(match[2])
 
 
