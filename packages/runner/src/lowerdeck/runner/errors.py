@@ -81,10 +81,10 @@ class BusyError(RunnerError, RuntimeError):
 
 
 class MemoryPlanError(ExecutionError):
-    """The memory plan overwrites live bytes, conflicts with another method's, or is too large."""
+    """The memory plan is invalid, conflicts with another method's, or is too large to check."""
 
 
 class OfficialRuntimeError(RunnerError):
-    """The official runtime is not installed, rejects a file or a call, or crashes."""
+    """The official runtime is missing, rejects a file or a call, crashes, or does not respond."""
 
     exit_status: int = ExitStatus.FAILED

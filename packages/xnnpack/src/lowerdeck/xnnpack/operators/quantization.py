@@ -167,11 +167,11 @@ def _choose_refusal(call: Call) -> str | None:
     low, high = args.get("quant_min"), args.get("quant_max")
     # Seven bits, which prevent overflow of accumulators on some processors, are not needed here.
     if (low, high) not in ((-128, 127), (-64, 63), (None, None)):
-        return f"its integers are {low} to {high}, not -128 to 127"
+        return f"its integers are {low} to {high}, not -128 to 127 or -64 to 63"
     for read in call.node.users:
         others = (user for user in read.users if user.target is not ASSERTION)
         if any(name_of(user) not in (*_ROUND, *_UNROUND) for user in others):
-            return "its scales are used for more than rounding"
+            return "its scales are used for more than quantising and dequantising"
     return _unrounded(call)
 
 
