@@ -78,7 +78,8 @@ def partitioner_from(name: str) -> Any:
             class, a function that returns a partitioner, an instance, or a ``DeclarativeBackend``.
 
     Raises:
-        LoweringError: No partitioner has this name, or it cannot be created without arguments.
+        LoweringError: No partitioner has this name, it cannot be created without arguments, or the
+            object is not a partitioner.
     """
     partitioner: Any
     try:

@@ -127,6 +127,7 @@ def lower(
     Raises:
         LoweringError: A method is another kind of object, or cannot be exported, decomposed or
             lowered.
+        lowerdeck.graph_fuser.CycleError: A value leaves a partition and comes back.
         lowerdeck.emitter.EmitterError: The lowered program cannot be emitted.
 
     Example:

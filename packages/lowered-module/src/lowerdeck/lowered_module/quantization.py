@@ -133,7 +133,7 @@ def quantize(
         samples: Calibration samples; the example inputs if empty.
 
     Raises:
-        CommandError: A required package is missing.
+        CommandError: A required package is missing, or the model is an exported program.
         LoweringError: The model cannot be quantised, or fails on the samples.
     """
     if model.program is not None:

@@ -140,7 +140,7 @@ def _join(name: str, groups: _Groups, *, by_name: bool) -> None:
         if not by_name:
             raise UnsupportedError(
                 f"{one.label} and {other.label} have different memory, and a method writes one of "
-                "them; pass shared_state=True to emit or lower if buffers with equal names are one "
+                "them; pass shared_state=True to emit or lower if buffers of equal name are one "
                 "state, else rename one of them"
             )
         _check_alike(one, other)

@@ -51,7 +51,8 @@ class MemoryPlan:
         ranges: Byte range of each planned value.
 
     Raises:
-        MemoryPlanError: An instruction overwrites a live value.
+        MemoryPlanError: An instruction overwrites a live value, or reads one that is never
+            written; a state has two locations; or the method is too large to check.
     """
 
     def __init__(
