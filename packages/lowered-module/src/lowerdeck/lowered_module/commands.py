@@ -310,7 +310,7 @@ def _batch(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"batch=(\d{1,9}):(\d{1,9})", text)
     if match is None or not int(match[1]) < int(match[2]):
         raise argparse.ArgumentTypeError(
-            f"found {text!r}, expected batch=MIN:MAX with MIN < MAX, as batch=1:8"
+            f"found {text!r}, expected batch=MIN:MAX with MIN < MAX, such as batch=1:8"
         )
     return int(match[1]), int(match[2])
 

@@ -211,7 +211,7 @@ class _Reader:
             if node.op != "call_function":
                 raise UnsupportedError(
                     f"method {self._name!r}: node {node.name!r} is a {node.op}; expected only "
-                    "call_function nodes between inputs and output, as torch.export gives"
+                    "placeholder, get_attr, call_function and output, as in an exported graph"
                 )
             if node.target is operator.getitem:
                 source, index = node.args

@@ -105,9 +105,9 @@ def _as_strided_conflict(call: Call) -> str:
         return ""
     if call.args[0].dynamic or not traced.is_contiguous() or traced.storage_offset():
         return (
-            "its argument has dynamic sizes, or strides and an offset in eager that differ from a "
-            f"program's ({tuple(traced.stride())}, {traced.storage_offset()}); use slices or an "
-            "index"
+            "its argument has dynamic sizes, or in eager other strides or another offset than in "
+            f"a program ({tuple(traced.stride())} and {traced.storage_offset()} in eager); use "
+            "slices or an index"
         )
     _, size, stride, offset = call.args[:4]
     fixed = (*size, *stride, offset or 0)
