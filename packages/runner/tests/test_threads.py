@@ -95,7 +95,7 @@ def test_a_delegate_cannot_call_its_own_program(build: Any) -> None:
     program, runtime = delegated(build)
     runtime.inside = lambda: program.run("forward", torch.ones(1))
     with pytest.raises(
-        ExecutionError, match="running, in another thread or as a caller of this one"
+        ExecutionError, match="in progress, in another thread or as a caller of this"
     ):
         program.run("forward", torch.ones(1))
     runtime.inside = lambda: None

@@ -149,7 +149,7 @@ class LowerCommand:
         Raises:
             LoweringError: The model cannot be created, exported or lowered.
             lowerdeck.emitter.EmitterError: The lowered program cannot be emitted.
-            lowerdeck.inspect.CommandError: Options exclude each other, or a file cannot be written.
+            lowerdeck.inspect.CommandError: Options conflict, or a file cannot be written.
         """
         _refuse_contradictions(args)
         is_free = not args.backend and not args.auto

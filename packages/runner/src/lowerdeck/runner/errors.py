@@ -75,7 +75,7 @@ class ExecutionError(RunnerError, RuntimeError):
 
 
 class BusyError(RunnerError, RuntimeError):
-    """A program was used while one of its methods was running; the call had no effect."""
+    """A program was used while another call of it was in progress; the call had no effect."""
 
     exit_status: int = ExitStatus.FAILED
 
