@@ -59,7 +59,7 @@ CASES: dict[str, tuple[list[Installed], list[str], str]] = {
         [
             "lowerdeck-serializer 0.1.2",
         ],
-        "official runtime: not installed; ",
+        "official runtime: not installed, ",
     ),
     # Of two of one name the imported one counts, and a package without code is a part.
     "a package without code": (

@@ -120,7 +120,7 @@ def test_it_names_the_weights_that_stay_float(
         (
             ("no-such",),
             2,
-            r"found the mode 'no-such', expected one of Tenths: tenths \(weights of",
+            r"found the mode 'no-such', expected a mode of Tenths: tenths \(weights of",
         ),
         (("missing",), 4, "--quantize missing: this needs tenths: pip install tenths"),
         (("missing", "--calibrate", "rounded_model:samples"), 2, "uses no samples"),

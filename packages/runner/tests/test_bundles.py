@@ -70,7 +70,7 @@ def _cases(bundle: BundledProgram) -> list[Any]:
             {"forward": [(X, X)]},
             {"forward": lambda x, y: (x, y)},
             InputError,
-            "found 2 results, the program returns 1",
+            "the function in expected returns 2 results, the program 1",
         ),
     ],
 )

@@ -160,7 +160,7 @@ def test_methods_must_agree_where_their_state_lies(build: Any) -> None:
         add(m, state, x, out)
         m.ends([x], [out])
     with pytest.raises(
-        MemoryPlanError, match="'cache' has a different offset than in method 'one'"
+        MemoryPlanError, match="'cache' has a different location than in method 'one'"
     ):
         load(build.program)
     load(build.program, memory="unchecked")

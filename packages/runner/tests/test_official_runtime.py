@@ -106,7 +106,7 @@ def test_a_refused_file_and_an_endless_call_are_errors(
     with runtime:
         with pytest.raises(OfficialRuntimeError, match=r"not a program$"):
             runtime.load("absent/bad.pte")
-        missing = r"not a program; delegate 'Ring' is not registered .* which has: XnnpackBackend$"
+        missing = r"not a program; backend 'Ring' is not registered .* which has: XnnpackBackend$"
         with pytest.raises(OfficialRuntimeError, match=missing):
             runtime.load(tmp_path / "bad.pte")
         runtime.load("model.pte")

@@ -94,7 +94,9 @@ def test_whatever_another_thread_asks_for_meanwhile_is_refused(build: Any, asked
 def test_a_delegate_cannot_call_its_own_program(build: Any) -> None:
     program, runtime = delegated(build)
     runtime.inside = lambda: program.run("forward", torch.ones(1))
-    with pytest.raises(ExecutionError, match="running, in another thread or around this call"):
+    with pytest.raises(
+        ExecutionError, match="in progress, in another thread or as a caller of this"
+    ):
         program.run("forward", torch.ones(1))
     runtime.inside = lambda: None
     assert program.run("forward", torch.ones(1))[0].tolist() == [2.0]

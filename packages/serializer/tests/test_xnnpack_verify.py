@@ -178,17 +178,17 @@ BROKEN: dict[str, tuple[Callable[[], Table], str]] = {
     ),
     "two makers": (
         lambda: chain(unary(0, 1), unary(0, 1)),
-        "1 as the result of Abs, which already has a producer",
+        "1 as a result of Abs, but it is a constant, an input or",
     ),
-    "made input": (lambda: chain(unary(0, 1), unary(1, 0)), "0 as the result of Abs"),
+    "made input": (lambda: chain(unary(0, 1), unary(1, 0)), "0 as a result of Abs"),
     "made constant": (
         lambda: chain(unary(0, 1), unary(0, 2), values=[constant(2)]),
-        "2 as the result of Abs",
+        "2 as a result of Abs",
     ),
     "no maker of an output": (chain, "the output 1, which no node produces"),
     "no maker of an operand": (
         lambda: chain(unary(2, 1), values=[value(2)]),
-        "value 2 as input of Abs, which no node produces",
+        "value 2 as input of Abs, but no node produces it",
     ),
     "its own maker": (lambda: chain(unary(1, 1)), "dependency cycle"),
     "a ring": (

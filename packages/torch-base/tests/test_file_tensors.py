@@ -53,7 +53,9 @@ def test_a_folder_that_cannot_be_written_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.warns(RuntimeWarning, match=r"nowhere has no room .*No such file.*TMPDIR") as told:
+    with pytest.warns(
+        RuntimeWarning, match=r"nowhere cannot store .*No such file.*TMPDIR"
+    ) as told:
         assert tensor_in_file([torch.ones(2)], 2, torch.float32) is None
     # So that Python shows it once for each caller.
     assert told[0].filename == __file__

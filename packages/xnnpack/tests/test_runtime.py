@@ -137,13 +137,13 @@ def test_a_graph_made_by_hand_runs() -> None:
 
 # Rules that every payload must keep are those of the serializer, which the runtime asks first.
 FORGERIES: dict[str, tuple[Callable[[XnnGraph], object], str]] = {
-    "unknown value": (lambda g: g.nodes[0].fields.update(input_id=7), "does not exist"),  # type: ignore[attr-defined]
-    "written twice": (lambda g: g.nodes.append(g.nodes[0]), "already has a producer"),
+    "unknown value": (lambda g: g.nodes[0].fields.update(input_id=7), "there is no such value"),  # type: ignore[attr-defined]
+    "written twice": (lambda g: g.nodes.append(g.nodes[0]), "the result of another node"),
     "argument": (lambda g: setattr(g.values[0], "external_id", 5), "argument 5"),
     "outputs": (lambda g: setattr(g, "num_externs", 3), "last arguments"),
     "swapped": (swap_arguments, "last arguments"),
     "no operator": (pool_places, "does not compute ArgMaxPooling2d"),
-    "late": (write_late, "Clamp reads value 2, which nothing has written"),
+    "late": (write_late, "Clamp reads value 2, which no earlier node wrote"),
 }
 
 

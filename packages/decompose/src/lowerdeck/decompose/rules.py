@@ -58,7 +58,7 @@ class Rules:
             rules: Rules in addition to the table, which take precedence.
 
         Raises:
-            DecomposeError: An operator cannot be kept.
+            DecomposeError: ``keep`` is not a collection, or has an operator that cannot be kept.
         """
         if not isinstance(keep, Iterable):
             raise DecomposeError(f"found {keep!r} as keep; expected a collection of operators")

@@ -73,7 +73,9 @@ def add_output(
             continue
         kind = _MUTATION_OF.get(input_spec.kind)
         if kind is None or (is_written and target in mutated):
-            raise WholeProgramError(f"{node.name!r} ({input_spec.kind.name}) is written in place")
+            raise WholeProgramError(
+                f"a signature cannot express the writes to {node.name!r} ({input_spec.kind.name})"
+            )
         written[node.name] = len(mutations)
         new_value = walk.base(value.memory) if is_written else walk.current(mutated[target])
         mutations.append((kind, target, new_value))

@@ -309,7 +309,7 @@ class Walk:
             reason = str(error).strip().partition("\n")[0]
             raise TemplateError(
                 f"{describe_node(node)} cannot be traced: {type(error).__name__}: "
-                f"{reason}; keep it whole, or use a table with another rule for it"
+                f"{reason}; add the operator to keep, or use a table with another rule for it"
             ) from error
 
     def _node(self, node: Node, env: dict[Node, Any]) -> Any:
@@ -339,7 +339,7 @@ class Walk:
         # Tensors of the new graph have storage offset 0.
         if target is _ATEN.as_strided.default and _has_offset(node):
             raise WholeProgramError(
-                f"{node.name!r} views a storage by offset, through a tensor with another offset"
+                f"{node.name!r} calls as_strided on a tensor that has a storage offset"
             )
         # ``detach_`` has this tag, but changes neither shape nor memory.
         if torch.Tag.inplace_view in target.tags and target is not _ATEN.detach_.default:

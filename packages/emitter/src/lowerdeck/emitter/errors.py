@@ -58,7 +58,7 @@ class MissingKernelError(EmitterError):
 
 
 class DecompositionError(EmitterError):
-    """torch cannot decompose the program into operators that have kernels."""
+    """torch cannot decompose the program, or a decomposition specializes a dynamic size."""
 
 
 class UnsupportedError(EmitterError):

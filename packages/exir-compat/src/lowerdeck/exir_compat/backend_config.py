@@ -184,7 +184,7 @@ def _planning(planning: Any) -> MemoryPlanningPass:
     for name in ("allow_lifetime_and_storage_overlap", "alloc_mutable_buffers", "alignment"):
         if settings[name] != getattr(default, name):
             raise SettingError(
-                f"MemoryPlanningPass.{name} is {settings[name]!r}; emit supports only "
+                f"MemoryPlanningPass.{name} is {settings[name]!r}; the emitter supports only "
                 f"{getattr(default, name)!r}"
             )
     return MemoryPlanningPass(**settings)

@@ -203,7 +203,7 @@ def _warn_of_devices(programs: Iterable[ExportedProgram]) -> None:
             if spec.key == "target_device" and not spec.value.startswith(b"cpu"):
                 warnings.warn(
                     f"a delegate of {delegate.backend_id} targets {spec.value.decode()}, but "
-                    "emit plans only CPU memory: the backend's runtime must copy",
+                    "only CPU memory is planned: its runtime must copy inputs and outputs",
                     SettingWarning,
                     stacklevel=3,
                 )

@@ -22,4 +22,4 @@ class TransformError(ExirCompatError, TypeError):
 
 
 class SettingWarning(UserWarning):
-    """A setting of exir is ignored."""
+    """A setting of exir is ignored, or has another effect than in exir."""

@@ -71,8 +71,8 @@ def _after(program: ExportedProgram, transform: Any) -> ExportedProgram:
         inner = program.graph_module
     if not isinstance(inner, GraphModule):
         raise TransformError(
-            f"pass {name} returned a {type(result).__name__}; expected a GraphModule, a "
-            "PassResult, or None after in-place changes"
+            f"pass {name} returned a {type(result).__name__}; expected a GraphModule, an "
+            "ExportedProgram, a PassResult, or None after in-place changes"
         )
     inner.recompile()
     signature = _signature(program.graph_signature, inner, name)

@@ -15,7 +15,9 @@ class CompletionCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the argument of the command."""
-        parser.add_argument("shell", choices=["bash", "zsh"], help="for which shell")
+        parser.add_argument(
+            "shell", choices=["bash", "zsh"], help="the shell that reads the script"
+        )
         parser.epilog = (
             "bash: write it to ~/.local/share/bash-completion/completions/lowerdeck; zsh: to a "
             "file _lowerdeck in a folder of $fpath. Options are part of the script: write it "

@@ -101,7 +101,7 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
         "--check",
         type=_text,
         metavar="PROMPT",
-        help="generate from the file, and fail if the model's tokens differ",
+        help="generate from the file; fail if it differs from the model beyond rounding",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="do not report progress")
     parser.add_argument("--debug", action="store_true", help="show the traceback of errors")

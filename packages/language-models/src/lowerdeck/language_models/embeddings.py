@@ -90,8 +90,8 @@ def quantize_embedding(model: Any, bits: int) -> None:
     embedding = model.get_input_embeddings()
     if type(embedding) not in (nn.Embedding, StoredEmbedding):
         raise LanguageModelError(
-            f"the model's embedding is a {type(embedding).__name__}, which computes more than a "
-            "lookup: leave it unquantised"
+            f"the model's embedding is a {type(embedding).__name__}, expected an nn.Embedding: "
+            "leave it unquantised"
         )
     weight = embedding.stored if isinstance(embedding, StoredEmbedding) else embedding.weight
     model.set_input_embeddings(QuantizedEmbedding(weight, bits))

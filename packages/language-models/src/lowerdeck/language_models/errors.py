@@ -14,7 +14,7 @@ class LanguageModelError(Exception):
 
 
 class FolderError(LanguageModelError, ValueError):
-    """The folder does not hold a model that can be loaded."""
+    """A folder or file does not hold a model or tokenizer that can be loaded."""
 
 
 class UnsupportedModelError(LanguageModelError, NotImplementedError):

@@ -118,8 +118,7 @@ def generate(
         raise GenerationError(
             f"the prompt has {len(prompt)} tokens and {count} more are requested, but the "
             f"context is {model.context}: give a shorter prompt, fewer --tokens, or export with "
-            "a "
-            "larger --context"
+            "a larger --context"
         )
     arguments = prompt, count, model.chunk, model.eos, timing
     if not official:

@@ -88,7 +88,8 @@ def quantize_linears(
     if len(unsuitable) == len(rows):
         raise LanguageModelError(
             f"no linear layer has rows that are a multiple of {group} weights (found "
-            f"{sorted(set(unsuitable))}): give a --group that divides them"
+            f"{sorted(set(unsuitable))}): give a group size of 32 to 256 that divides "
+            "them, or use 8da8w"
         )
     config = Int8DynamicActivationIntxWeightConfig(
         weight_dtype=_INT4, weight_granularity=PerGroup(group)

@@ -149,7 +149,7 @@ class LowerCommand:
         Raises:
             LoweringError: The model cannot be created, exported or lowered.
             lowerdeck.emitter.EmitterError: The lowered program cannot be emitted.
-            lowerdeck.inspect.CommandError: The file cannot be written.
+            lowerdeck.inspect.CommandError: Options conflict, or a file cannot be written.
         """
         _refuse_contradictions(args)
         is_free = not args.backend and not args.auto
@@ -309,7 +309,9 @@ def _batch(text: str) -> tuple[int, int]:
     """Return the bounds of a batch size, such as 1 and 8 for ``batch=1:8``."""
     match = re.fullmatch(r"batch=(\d{1,9}):(\d{1,9})", text)
     if match is None or not int(match[1]) < int(match[2]):
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected batch=MIN:MAX as in batch=1:8")
+        raise argparse.ArgumentTypeError(
+            f"found {text!r}, expected batch=MIN:MAX with MIN < MAX, such as batch=1:8"
+        )
     return int(match[1]), int(match[2])
 
 

@@ -30,7 +30,7 @@ class AmbiguousBackendError(LoweringError):
 
 
 class PartitionError(LoweringError):
-    """A partitioner broke its contract: an edited graph, or a missing or invalid tag."""
+    """A partitioner is invalid, failed, or broke its contract, such as by editing the graph."""
 
 
 class PartitionerError(PartitionError, AssertionError):
@@ -42,17 +42,17 @@ class OwnershipError(PartitionError):
 
 
 class AliasingError(PartitionError):
-    """Delegation would lose an in-place write, and the program cannot be functionalized."""
+    """Delegation would lose an in-place write, or the program cannot be functionalized."""
 
 
 class PreprocessError(LoweringError):
-    """A backend failed on one partition, or returned an invalid result."""
+    """A backend failed or returned an invalid result, or a partition cannot be sent to it."""
 
     exit_status: int = ExitStatus.FAILED
 
 
 class SignatureError(LoweringError, ValueError):
-    """A graph and its signature do not match."""
+    """Arguments or constants do not match the exported program's."""
 
 
 class DelegateMappingError(LoweringError, ValueError):

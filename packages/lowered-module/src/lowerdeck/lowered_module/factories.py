@@ -31,8 +31,8 @@ def example_from(factory: str) -> Example:
         LoweringError: The function is missing, or returns another kind of object.
     """
     expected = (
-        "expected a function without arguments that returns an ExportedProgram, (module, "
-        "example_args), or also its example_kwargs and dynamic_shapes"
+        "expected a function without arguments that returns an ExportedProgram or (module, "
+        "example_args), optionally with example_kwargs and dynamic_shapes"
     )
     return _call(
         factory,
@@ -52,7 +52,8 @@ def samples_from(factory: str) -> list[Sample]:
         LoweringError: The function is missing, or returns no samples.
     """
     expected = (
-        "expected a function without arguments that returns or yields samples: tuples of inputs"
+        "expected a function without arguments that returns or yields samples, each a tuple of "
+        "inputs, a mapping by name, or the only input"
     )
 
     def listed(values: Any) -> list[Sample]:
@@ -77,7 +78,8 @@ def partitioner_from(name: str) -> Any:
             class, a function that returns a partitioner, an instance, or a ``DeclarativeBackend``.
 
     Raises:
-        LoweringError: No partitioner has this name, or it cannot be created without arguments.
+        LoweringError: No partitioner has this name, it cannot be created without arguments, or the
+            object is not a partitioner.
     """
     partitioner: Any
     try:

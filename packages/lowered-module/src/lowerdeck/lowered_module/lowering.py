@@ -155,7 +155,10 @@ def to_backend(
         PartitionError: A partitioner failed, changed the graph, or tagged nodes that cannot be
             delegated.
         OwnershipError: A partition cannot own a tagged tensor.
-        PreprocessError: A backend failed; the message names the partition and its source lines.
+        PreprocessError: A backend failed; the message names the partition or the methods.
+        SignatureError: A constant of a program was changed after export.
+        CacheError: The cache directory cannot be used.
+        LoweringError: ``executor`` is not an executor.
         lowerdeck.graph_fuser.CycleError: A value leaves a partition and comes back; the message
             shows the path.
 

@@ -127,6 +127,7 @@ def lower(
     Raises:
         LoweringError: A method is another kind of object, or cannot be exported, decomposed or
             lowered.
+        lowerdeck.graph_fuser.CycleError: A value leaves a partition and comes back.
         lowerdeck.emitter.EmitterError: The lowered program cannot be emitted.
 
     Example:
@@ -254,8 +255,8 @@ class Example:
         """
         if self.program is not None or self.dynamic_shapes is not None:
             raise LoweringError(
-                "a dynamic batch is for a module without dynamic_shapes: leave it out, or change "
-                "the dynamic_shapes"
+                "a dynamic batch is for a module without dynamic_shapes, not for an "
+                "ExportedProgram: leave it out, and give the dynamic_shapes at export"
             )
         batch = torch.export.Dim("batch", min=least, max=most)
         untyped: Any = ShapesCollection
@@ -303,7 +304,7 @@ _EXAMPLE = (
 )
 _TRAINING_ARGUMENT = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "batch_norm": 5}
 TRAINS = (
-    "is in training mode: its dropout is random and its batch norms use the inputs' statistics; "
+    "is in training mode, in which dropout is random and batch norms use the inputs' statistics; "
     "call .eval() on the module first"
 )
 

@@ -115,7 +115,7 @@ def find_offer(
     if mode not in offer.modes:
         modes = ", ".join(f"{key} ({meaning})" for key, meaning in offer.modes.items())
         raise CommandError(
-            f"found the mode {mode!r}, expected one of {name}: {modes}", ExitStatus.USAGE
+            f"found the mode {mode!r}, expected a mode of {name}: {modes}", ExitStatus.USAGE
         )
     if has_samples and mode not in offer.calibrated:
         raise CommandError(
@@ -133,7 +133,7 @@ def quantize(
         samples: Calibration samples; the example inputs if empty.
 
     Raises:
-        CommandError: A required package is missing.
+        CommandError: A required package is missing, or the model is an exported program.
         LoweringError: The model cannot be quantised, or fails on the samples.
     """
     if model.program is not None:

@@ -74,7 +74,7 @@ class OpenvinoPartitioner(DeclarativePartitioner):
         """
         for source in node.all_input_nodes:
             if isinstance(source.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
-                return f"{source.name} is computed at run time, but payloads take only tensors"
+                return f"{source.name} is a computed number, but payloads take only tensors"
         reason = super().objection(node)
         if reason is not None:
             return reason
@@ -112,7 +112,7 @@ class OpenvinoPartitioner(DeclarativePartitioner):
                 return f"{node.name} has no dimensions, which the official runtime rejects"
             if not self.dynamic_sizes and any(not isinstance(size, int) for size in leaf.shape):
                 return (
-                    f"size {tuple(leaf.shape)} is dynamic, but the official runtime ignores "
+                    f"shape {tuple(leaf.shape)} is dynamic, but the official runtime ignores "
                     "actual sizes of results; dynamic_sizes=True compiles for lowerdeck.runner"
                 )
         return None

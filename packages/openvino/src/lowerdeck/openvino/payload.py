@@ -279,7 +279,9 @@ class _Reader:
         """Record the offset of a constant, and return its size in bytes."""
         offset, size = int(about["offset"]), int(about["size"])
         if min(offset, size) < 0 or offset + size > self._constants:
-            raise ValueError(f"a constant at {offset} to {offset + size} of {self._constants}")
+            raise ValueError(
+                f"a constant at {offset} to {offset + size} of {self._constants} bytes"
+            )
         self._places.add((offset, size))
         return size
 

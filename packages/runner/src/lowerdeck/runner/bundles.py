@@ -49,8 +49,8 @@ def make_bundle(
 
     Raises:
         ProgramError: The program cannot be loaded.
-        InputError: Inputs do not match the method, or an input or result is not a tensor, int,
-            bool or float.
+        InputError: Inputs or expected results do not match the method, or an input or result is
+            not a tensor of a supported dtype, int, bool or float.
         ExecutionError: A call failed.
 
     Example:
@@ -80,7 +80,8 @@ def make_bundle(
                 count, results = len(results), pytree.tree_leaves(computed[name](*args))
                 if len(results) != count:
                     raise InputError(
-                        f"{where}: found {len(results)} results, the program returns {count}"
+                        f"{where}: the function in expected returns {len(results)} results, the "
+                        f"program {count}"
                     )
             expected_results = [
                 _bundled(value, f"{where}, result {i}") for i, value in enumerate(results)
@@ -108,7 +109,7 @@ def _bundled(value: Any, where: str) -> BundledValue:
     if not isinstance(value, torch.Tensor) or value.dtype not in SCALAR_TYPES:
         raise InputError(
             f"{where} is a {getattr(value, 'dtype', type(value).__name__)}; bundles hold "
-            "only tensors, ints, bools and floats"
+            "only ints, bools, floats and tensors of the dtypes of a .pte file"
         )
     value = value.detach().cpu()
     order = value.dim_order()

@@ -163,7 +163,7 @@ class Delegate:
         named_data: The program's blobs by key.
 
     Raises:
-        ProgramError: The runtime rejects the blob.
+        ProgramError: The runtime lacks a method, or rejects the blob.
     """
 
     def __init__(

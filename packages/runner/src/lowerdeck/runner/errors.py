@@ -75,16 +75,16 @@ class ExecutionError(RunnerError, RuntimeError):
 
 
 class BusyError(RunnerError, RuntimeError):
-    """A program was used while one of its methods was running; the call had no effect."""
+    """A program was used while another call of it was in progress; the call had no effect."""
 
     exit_status: int = ExitStatus.FAILED
 
 
 class MemoryPlanError(ExecutionError):
-    """The memory plan overwrites live bytes, conflicts with another method's, or is too large."""
+    """The memory plan is invalid, conflicts with another method's, or is too large to check."""
 
 
 class OfficialRuntimeError(RunnerError):
-    """The official runtime is not installed, rejects a file or a call, or crashes."""
+    """The official runtime is missing, rejects a file or a call, crashes, or does not respond."""
 
     exit_status: int = ExitStatus.FAILED

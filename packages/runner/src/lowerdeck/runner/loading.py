@@ -60,9 +60,10 @@ def load(
             registers them with torch.
 
     Raises:
-        ProgramError: The file is malformed, or ``program`` has the wrong type.
+        ProgramError: The program or its ``.ptd`` is malformed, or ``program`` has the wrong type.
         MemoryPlanError: The offsets of shared state conflict between methods.
-        OSError: The file cannot be read.
+        OSError: A file cannot be read.
+        ValueError: ``memory`` is not one of the three values.
 
     Example:
         >>> from lowerdeck.serializer import ExecutionPlan, Program

@@ -26,9 +26,9 @@ class NonReentrantLock:
         """
         if not self._lock.acquire(blocking=False):
             raise BusyError(
-                "a method of this program is running, in another thread or around this call, and "
-                "uses the same memory: use a program.clone() per thread, which shares constants, "
-                "or serialize the calls"
+                "another call of this program is in progress, in another thread or as a caller of "
+                "this one, and all methods share memory: use a program.clone() per thread, which "
+                "shares constants, or serialize the calls"
             )
 
     def __exit__(

@@ -90,7 +90,7 @@ class OfficialRuntime:
         """Return the ids of the runtime's backends.
 
         Raises:
-            OfficialRuntimeError: The runtime is not installed.
+            OfficialRuntimeError: The runtime is not installed, or crashes.
         """
         return list(self._request("backends"))
 
@@ -109,7 +109,8 @@ class OfficialRuntime:
                 supported. By default each method has separate state.
 
         Raises:
-            OfficialRuntimeError: The runtime is not installed, rejects the file, or crashes.
+            OfficialRuntimeError: The runtime is not installed, rejects the file, crashes, or does
+                not respond within ``patience``.
         """
         self._file = os.fspath(path)
         files = [os.fspath(Path(file).absolute()) for file in (path, data) if file is not None]
@@ -121,7 +122,8 @@ class OfficialRuntime:
         """Return the results of calls of a method of the loaded file.
 
         Raises:
-            OfficialRuntimeError: The runtime rejects the call, or crashes.
+            OfficialRuntimeError: The runtime rejects the call, crashes, or does not respond within
+                ``patience``.
         """
         return OfficialCalls(*self._request("run", method, list(inputs), repeat))
 
@@ -222,7 +224,7 @@ class _Server:
             self._module = self._binding["_load_for_executorch"](*files)
 
     def unregistered(self) -> str:
-        """Return an error suffix that names delegates without a registered backend, or ""."""
+        """Return an error suffix that names the backends that are not registered, or ""."""
         backends = self.backends()
         missing: set[str] = set()
         with suppress(Exception), open_pte(self._file) as file:
@@ -231,7 +233,7 @@ class _Server:
             return ""
         names = ", ".join(map(repr, sorted(missing)))
         return (
-            f"; delegate {names} is not registered in this runtime, which has: "
+            f"; backend {names} is not registered in this runtime, which has: "
             f"{', '.join(backends) or 'none'}"
         )
 

@@ -60,7 +60,7 @@ def check_offsets(plans: Sequence[ExecutionPlan], memories: dict[int, int]) -> N
         end = start - size
         place = places.setdefault(name, (memory, start, end, method))
         if place[0] != memory or not place[1] <= start <= end <= place[2]:
-            _disagree(f"{name!r} has a different offset than in method {place[3]!r}", method)
+            _disagree(f"{name!r} has a different location than in method {place[3]!r}", method)
         if last[0] == memory and start < last[2] and name != last[3]:
             _disagree(f"{name!r} overlaps {last[3]!r} of method {last[4]!r}", method)
         if last[0] != memory or end > last[2]:

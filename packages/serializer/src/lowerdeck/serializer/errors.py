@@ -12,7 +12,7 @@ class SerializerError(Exception):
 
 
 class ProgramError(SerializerError, ValueError):
-    """The program or an option cannot be written."""
+    """A program cannot be written, an option is invalid, or stored bytes cannot be read."""
 
 
 class TraceError(SerializerError, ValueError):

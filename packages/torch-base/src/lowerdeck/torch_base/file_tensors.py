@@ -51,9 +51,9 @@ def tensor_in_file(
         return torch.from_file(path, shared=False, size=count, dtype=dtype)
     except OSError as error:
         warnings.warn(
-            f"{tempfile.tempdir or 'the temporary folder'} has no room for intermediate tensors "
-            f"({error.strerror or error}): they take memory instead; set TMPDIR to a folder with "
-            "free space",
+            f"{tempfile.tempdir or 'the temporary folder'} cannot store intermediate tensors "
+            f"({error.strerror or error}): they take memory instead; set TMPDIR to a writable "
+            "folder with free space",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -65,8 +65,8 @@ def unflatten(
 
     Raises:
         UnsupportedProgramError: The program is not an ``ExportedProgram``, it has a backward
-            signature, effect tokens, no signature of the root, a dependency cycle or guards that
-            cannot be parsed, or an option is invalid.
+            signature, effect tokens, no signature of the root, nodes out of topological order or
+            guards that cannot be parsed, or an option is invalid.
 
     Example:
         >>> import torch

@@ -166,7 +166,9 @@ class _Hooks:
                 self.recorder.refuse(self.names, f"mutates a {type(value).__name__}")
         returned, call.out_spec = pytree.tree_flatten(result)
         if self.structure not in (None, (call.in_spec, call.out_spec)):
-            self.recorder.refuse(self.names, "is called with arguments of several structures")
+            self.recorder.refuse(
+                self.names, "has calls with arguments or results of several structures"
+            )
         self.structure = (call.in_spec, call.out_spec)
         marked = _mark_pass_through(call.path, call.arguments, result)
         for container in (result, marked) if _is_mutable(call.out_spec) else ():

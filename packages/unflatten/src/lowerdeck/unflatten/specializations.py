@@ -214,8 +214,7 @@ def _call_pending(
     if has_outputs and not pending.is_taken:
         raise UnflattenError(
             f"a {type(child).__name__} replaced {full_name(module, path)!r}, whose extra outputs "
-            "other modules read. Export the model with the replacement "
-            "in it."
+            "other modules read. Export the model with the replacement in it."
         )
     return (result, pending.extra_outputs) if has_outputs else result
 

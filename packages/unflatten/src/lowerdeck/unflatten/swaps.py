@@ -131,7 +131,8 @@ class Refusing(Movable):
         """Add or replace a child, as ``torch.nn.Module`` does.
 
         Raises:
-            UnflattenError: The child's call or signature is not recorded.
+            UnflattenError: The child's call or signature is not recorded, or the child exchanges
+                values with other modules besides its arguments and its result.
         """
         check_replacement(self, name, module)
         super().add_module(name, module)
@@ -175,7 +176,8 @@ def check_replacement(holder: torch.nn.Module, name: str, new: Any) -> None:
     """Check that a child may be replaced.
 
     Raises:
-        UnflattenError: The child's call or signature is not recorded.
+        UnflattenError: The child's call or signature is not recorded, or the child exchanges
+            values with other modules besides its arguments and its result.
     """
     # Not by attribute: export substitutes module proxies.
     old = holder.__dict__.get("_modules", {}).get(name)

@@ -77,7 +77,7 @@ def call_of(
         state: Additional parts of the key.
 
     Raises:
-        WholeProgramError: An argument is not hashable.
+        WholeProgramError: An argument has an unsupported type.
     """
     slots: dict[int, Slot] = {}
     inputs: list[Any] = []

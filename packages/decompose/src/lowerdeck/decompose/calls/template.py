@@ -236,7 +236,7 @@ def parent_of(node: Node) -> Node | None:
         node: Node of a functional graph.
 
     Raises:
-        WholeProgramError: The node may alias several arguments.
+        WholeProgramError: The node returns an alias, but not of a positional argument.
     """
     if node.target is operator.getitem:
         source = node.args[0]

@@ -80,7 +80,7 @@ def literal(argument: Any) -> bool | int | float | str | None:
         if argument not in SCALAR_TYPES:
             raise UnsupportedError(
                 f"the file format has no scalar type for the operator argument {argument}: keep "
-                "its bytes as torch.uint8 in the model, or give the node to a delegate"
+                "tensors of that dtype as torch.uint8 in the model, or give the node to a delegate"
             )
         return int(SCALAR_TYPES[argument])
     if isinstance(argument, torch.memory_format):
@@ -92,5 +92,5 @@ def literal(argument: Any) -> bool | int | float | str | None:
         return None
     raise UnsupportedError(
         f"the argument {argument!r} of type {type(argument).__name__} has no counterpart in a "
-        "program; expected a number, text, dtype, layout or memory format"
+        "program; expected None, a number, text, dtype, layout, memory format or device"
     )

@@ -210,8 +210,8 @@ class _Reader:
                 continue
             if node.op != "call_function":
                 raise UnsupportedError(
-                    f"method {self._name!r}: node {node.name!r} is a {node.op}; an exported graph "
-                    "holds only call_function nodes"
+                    f"method {self._name!r}: node {node.name!r} is a {node.op}; expected only "
+                    "placeholder, get_attr, call_function and output, as in an exported graph"
                 )
             if node.target is operator.getitem:
                 source, index = node.args

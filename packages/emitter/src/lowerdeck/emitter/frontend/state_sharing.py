@@ -140,7 +140,7 @@ def _join(name: str, groups: _Groups, *, by_name: bool) -> None:
         if not by_name:
             raise UnsupportedError(
                 f"{one.label} and {other.label} have different memory, and a method writes one of "
-                "them; pass shared_state=True to emit if all buffers with equal names are one "
+                "them; pass shared_state=True to emit or lower if buffers of equal name are one "
                 "state, else rename one of them"
             )
         _check_alike(one, other)
@@ -154,8 +154,9 @@ def _check_alike(first: _Member, second: _Member) -> None:
     a, b = first.tensor, second.tensor
     if a.dtype != b.dtype or a.shape != b.shape or layout_of(a) != layout_of(b):
         raise UnsupportedError(
-            f"{first.label} is a {a.dtype} tensor of shape {tuple(a.shape)}, {second.label} a "
-            f"{b.dtype} tensor of shape {tuple(b.shape)}; they cannot be one state: rename one"
+            f"{first.label} is a {a.dtype} tensor of shape {tuple(a.shape)} and dim order "
+            f"{layout_of(a)}, {second.label} a {b.dtype} tensor of shape {tuple(b.shape)} and dim "
+            f"order {layout_of(b)}; they cannot be one state: rename one"
         )
     if not torch.equal(_bytes(a), _bytes(b)):
         raise UnsupportedError(

@@ -105,8 +105,9 @@ def _as_strided_conflict(call: Call) -> str:
         return ""
     if call.args[0].dynamic or not traced.is_contiguous() or traced.storage_offset():
         return (
-            f"strides {tuple(traced.stride())} and offset {traced.storage_offset()} of its "
-            "argument in eager are not those of a program's tensor; use slices or an index"
+            "its argument has dynamic sizes, or in eager other strides or another offset than in "
+            f"a program ({tuple(traced.stride())} and {traced.storage_offset()} in eager); use "
+            "slices or an index"
         )
     _, size, stride, offset = call.args[:4]
     fixed = (*size, *stride, offset or 0)

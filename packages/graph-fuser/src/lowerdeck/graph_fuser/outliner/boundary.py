@@ -127,7 +127,7 @@ def _add_requested(tree: RegionTree, crossings: _Crossings) -> None:
             if node not in tree.position or _within(tree, tree.region_of.get(node, ROOT), index):
                 raise RegionError(
                     f"Region {region.name!r} requests input {node.name!r}, which is not an outer "
-                    "node."
+                    "node; expected a node of the graph that is outside of the region."
                 )
             crossings.inputs[index][node] = None
             # The parent must receive the value too.
@@ -138,7 +138,7 @@ def _add_requested(tree: RegionTree, crossings: _Crossings) -> None:
             ):
                 raise RegionError(
                     f"Region {region.name!r} requests output {node.name!r}, which is not an "
-                    "inner node."
+                    "inner node; expected a node of the region or of its children."
                 )
             _carry_out(tree, crossings, node, index)
 

@@ -19,7 +19,7 @@ class Reason(StrEnum):
     FOLLOWS_PRODUCER = "follows_producer"
     """The node is a getitem of an excluded producer."""
     GROUP_NOT_SUPPORTED = "group_not_supported"
-    """Another node of the same group is not supported."""
+    """Another node of the same group is left out."""
     GROUP_IN_CYCLE = "group_in_cycle"
     """The node's group is not convex: a path leaves and reenters it through unsupported nodes."""
     TOO_SMALL = "too_small"

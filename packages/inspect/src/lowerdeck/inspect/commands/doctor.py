@@ -67,7 +67,9 @@ class DoctorCommand:
             lines.append(f"{name} {installed[name].version}{suffix}")
             if name in failures:
                 lines.append(f"  CANNOT BE IMPORTED: {failures[name]}")
-        runtime = "not installed; the runner emulates it: pip install --no-deps executorch"
+        runtime = (
+            "not installed, so the runner emulates it: pip install --no-deps executorch adds it"
+        )
         if _RUNTIME in installed:
             runtime = f"executorch {installed[_RUNTIME].version}"
         if _RUNTIME in failures:

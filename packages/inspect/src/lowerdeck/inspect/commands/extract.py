@@ -41,7 +41,7 @@ class ExtractCommand:
             "--output",
             type=Path,
             metavar="FOLDER",
-            help="a new folder; FILE_parts if absent",
+            help="a new folder (by default NAME_parts beside NAME.pte)",
         )
 
     def run(self, args: argparse.Namespace) -> int:

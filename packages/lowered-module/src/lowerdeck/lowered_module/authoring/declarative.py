@@ -81,7 +81,7 @@ class _Conditions(NamedTuple):
             if self.ranks is not None and tensor.dim() not in self.ranks:
                 return f"{tensor.dim()} dimensions are not among {_listed(self.ranks)}"
             if self.static and any(not isinstance(size, int) for size in tensor.shape):
-                return f"size {tuple(tensor.shape)} is not static"
+                return f"shape {tuple(tensor.shape)} is not static"
         if self.when is None:
             return None
         answer = self.when(node)
@@ -270,7 +270,7 @@ def _find_operator(name: object) -> OpOverload | None:
     a dot is a function, such as the higher-order operator ``cond``.
 
     Raises:
-        LoweringError: torch has no such operator; the error suggests similar names.
+        LoweringError: ``name`` is not a string, or torch has no such operator on tensors.
     """
     if not isinstance(name, str):
         raise LoweringError(
@@ -292,7 +292,9 @@ def _find_operator(name: object) -> OpOverload | None:
     overloads = {key: op for key, op in every.items() if "Tensor" in str(schema_of(op))}
     if (overload or "default") not in overloads:
         names = ", ".join(f"{namespace}.{short}.{key}" for key in overloads)
-        raise LoweringError(f"torch has no operator {_full_name(name)!r}; it has {names}")
+        raise LoweringError(
+            f"torch has no operator {_full_name(name)!r} on tensors; it has {names}"
+        )
     result: OpOverload = overloads[overload or "default"]
     return result
 

@@ -84,7 +84,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         if not isinstance(error, DecomposeError):
             reason = f"torch cannot make the program functional ({type(error).__name__}: {reason})"
         raise AliasingError(
-            f"the program writes in place, and a delegate passes values only; but {reason}. Write "
+            f"the program writes in place, but a delegate passes values only, and {reason}. Write "
             "the model without the in-place write"
         ) from error
 

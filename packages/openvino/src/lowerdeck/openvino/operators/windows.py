@@ -52,7 +52,7 @@ def _pool(node: Node) -> bool | str:
             return f"{readers[0].name} reads the indices of its maxima"
     batched = _batched(node)
     if batched is True and _larger_than_image(node):
-        return "its window is larger than the image"
+        return "its window is larger than the padded image"
     if batched is True and _exceeds_padding(arguments):
         source, result = tensor_of(node.all_input_nodes[0]), tensor_of(node)
         if not all(isinstance(size, int) for size in (*source.shape[2:], *result.shape[2:])):

@@ -67,7 +67,7 @@ def _one(value: object, text: str, generator: torch.Generator) -> Any:
         number = json.loads(text)
     except ValueError as error:
         raise InputError(
-            f"{name} is neither a file nor an input: {HELP}", argument=name
+            f"{name} is neither a file nor a valid value; expected {HELP}", argument=name
         ) from error
     if not isinstance(value, Tensor):
         return number
@@ -88,7 +88,9 @@ def _filled(
     # Check before allocating.
     if len(sizes) != len(value.sizes) or any(map(int.__gt__, sizes, value.sizes)):
         raise InputError(
-            f"{name} has shape {sizes}; expected at most {list(value.sizes)}", argument=name
+            f"{name} has shape {sizes}; expected at most {list(value.sizes)} "
+            f"({len(value.sizes)} dimensions)",
+            argument=name,
         )
     dtype = DTYPES[value.scalar_type]
     tensor = torch.empty_strided(sizes, strides_of(sizes, value.dim_order), dtype=dtype)

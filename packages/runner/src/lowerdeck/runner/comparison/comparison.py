@@ -111,8 +111,8 @@ def compare(
         kwargs: Keyword inputs of the model.
 
     Raises:
-        InputError: The model and the method return different numbers of results, or an argument
-            has the wrong type.
+        InputError: The model and the method return different numbers of results or different
+            constants, or an argument has the wrong type.
         ExecutionError: An instruction failed.
 
     Example:

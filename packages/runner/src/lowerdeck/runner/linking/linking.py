@@ -69,7 +69,10 @@ class Linker:
             item.op_index for code in self._code for item in code if isinstance(item, KernelCall)
         }
         if any(not 0 <= index < len(operators) for index in used):
-            raise ProgramError(f"found operator {max(used)}; the method has {len(operators)}")
+            raise ProgramError(
+                f"calls use the operators {min(used)} to {max(used)}; expected indices from 0 to "
+                f"{len(operators) - 1}"
+            )
         custom = self._custom_kernels
         kernels = [find_kernel(item.name, item.overload, custom) for item in operators]
         missing = sorted({operators[index].full_name for index in used if kernels[index] is None})
@@ -191,7 +194,7 @@ def _missing_text(missing: Sequence[str], custom: Collection[str]) -> str:
     absent = [name for name in missing if name in custom]
     if absent:
         return (
-            f"custom_kernels allows {', '.join(absent)}, but torch has no out variant of it here: "
+            f"custom_kernels allows {', '.join(absent)}, but torch has no such out variant: "
             "import the library that registers it"
         )
     names = "".join(f", {name!r}" for name in missing)[2:]

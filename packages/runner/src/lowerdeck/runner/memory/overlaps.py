@@ -51,7 +51,8 @@ class MemoryPlan:
         ranges: Byte range of each planned value.
 
     Raises:
-        MemoryPlanError: An instruction overwrites a live value.
+        MemoryPlanError: An instruction overwrites a live value, or reads one that is never
+            written; a state has two locations; or the method is too large to check.
     """
 
     def __init__(
@@ -110,7 +111,8 @@ class MemoryPlan:
             if not _contains(state, part):
                 self._fail(
                     (0, -1),
-                    f"values {state.index} and {part.index} are {part.name!r} at two offsets",
+                    f"values {state.index} and {part.index} store the state {part.name!r} at two "
+                    "locations",
                 )
             if state is not part:
                 yield state.index, part.index

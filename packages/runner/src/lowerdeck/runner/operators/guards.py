@@ -43,7 +43,9 @@ def _check_irfft(values: Sequence[Any]) -> None:
     """Check an irfft."""
     numbers, dims, normalization, last = values[:4]
     if numbers.dtype not in (torch.complex64, torch.complex128):
-        raise ExecutionError(f"the transform's input is {numbers.dtype}; expected a complex dtype")
+        raise ExecutionError(
+            f"the transform's input is {numbers.dtype}; expected complex64 or complex128"
+        )
     _check_dims(numbers, dims, normalization)
     if not 1 <= last <= 2 * numbers.shape[dims[-1]] - 1:
         raise ExecutionError(
@@ -54,7 +56,9 @@ def _check_irfft(values: Sequence[Any]) -> None:
 def _check_dims(numbers: torch.Tensor, dims: Sequence[int], normalization: int) -> None:
     rank = numbers.dim()
     if not dims or len(set(dims)) != len(dims) or not all(0 <= dim < rank for dim in dims):
-        raise ExecutionError(f"found dims {list(dims)}; expected distinct dims below {rank}")
+        raise ExecutionError(
+            f"found dims {list(dims)}; expected one or more distinct dims from 0 to {rank - 1}"
+        )
     if not 0 <= normalization <= 2:
         raise ExecutionError(f"the normalization is {normalization}; expected 0, 1 or 2")
     if numbers.numel() == 0:

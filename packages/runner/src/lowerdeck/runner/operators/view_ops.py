@@ -40,8 +40,8 @@ def check_shape(sizes: Sequence[int], spec: TensorSpec) -> None:
         return
     if len(sizes) != len(spec.sizes) or math.prod(sizes) > spec.capacity:
         raise ExecutionError(
-            f"value {spec.index} got shape {list(sizes)}; the program has memory "
-            f"for at most {list(spec.sizes)}"
+            f"value {spec.index} got shape {list(sizes)}; the program has memory for "
+            f"{spec.capacity} elements in {len(spec.sizes)} dimensions"
         )
 
 
@@ -78,7 +78,9 @@ def view(source: torch.Tensor, sizes: Sequence[int], out: torch.Tensor, spec: Te
     product = math.prod(size for size in sizes if size != -1)
     inferred = list(sizes).count(-1)
     if inferred > 1 or any(size < -1 for size in sizes):
-        raise ExecutionError(f"invalid view shape {list(sizes)}")
+        raise ExecutionError(
+            f"invalid view shape {list(sizes)}; expected sizes of 0 or more, or one -1"
+        )
     if inferred and product:
         sizes = [source.numel() // product if size == -1 else size for size in sizes]
     if math.prod(sizes) != source.numel() or (inferred and not product):
@@ -97,7 +99,7 @@ def view(source: torch.Tensor, sizes: Sequence[int], out: torch.Tensor, spec: Te
 def copy_index(out: torch.Tensor, row: torch.Tensor, index: int, spec: TensorSpec) -> None:
     """Write ``row`` as row ``index`` of ``out``; resize dynamic ``out`` to ``index + 1`` rows."""
     if index < 0:
-        raise ExecutionError(f"invalid row index {index}")
+        raise ExecutionError(f"invalid row index {index}; expected 0 or more")
     if spec.dynamic:
         resize(out, (index + 1, *row.shape), spec)
     if out.dim() == 0 or index >= out.shape[0] or out.shape[1:] != row.shape:

@@ -150,7 +150,10 @@ def bind_input(name: str, tensor: torch.Tensor, spec: TensorSpec) -> tuple[Check
         if not isinstance(value, torch.Tensor):
             _refuse(name, f"is a {type(value).__name__}; expected a tensor")
         if value.layout is not torch.strided or value.device.type != "cpu":
-            _refuse(name, f"is a {value.layout} tensor on {value.device}; move it to the CPU")
+            _refuse(
+                name,
+                f"is a {value.layout} tensor on {value.device}; expected a dense one on the CPU",
+            )
         if value.dtype is not spec.dtype:
             _refuse(name, f"is {value.dtype}; expected {spec.dtype}")
         if value.shape != spec.sizes:
@@ -198,7 +201,9 @@ def _check_sizes(name: str, value: torch.Tensor, spec: TensorSpec) -> None:
     if not spec.dynamic:
         _refuse(name, f"has shape {sizes}; expected {expected}")
     if len(sizes) != len(expected) or any(a > b for a, b in zip(sizes, expected, strict=True)):
-        _refuse(name, f"has shape {sizes}; expected at most {expected}")
+        _refuse(
+            name, f"has shape {sizes}; expected at most {expected} ({len(expected)} dimensions)"
+        )
 
 
 def _refuse_layout(name: str, value: torch.Tensor, spec: TensorSpec) -> None:

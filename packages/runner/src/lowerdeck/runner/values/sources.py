@@ -90,8 +90,8 @@ class ProgramData:
         """Return the bytes of the external tensor ``name``.
 
         Raises:
-            ProgramError: The ``.ptd`` is missing, lacks the tensor, or has it with another dtype
-                or shape.
+            ProgramError: The external data lacks the tensor, or has it as a blob or with another
+                dtype, shape or dim order.
         """
         if name not in self._external:
             others = (
@@ -139,7 +139,8 @@ def make_tensor(
     """Return the tensor of ``spec`` on its memory.
 
     Raises:
-        ProgramError: The bytes are missing, too few or outside of their arena.
+        ProgramError: Memory cannot be allocated, or the bytes are missing, too few or outside of
+            their arena.
     """
     extra = value.extra_tensor_info
     external = extra is not None and extra.location == TensorDataLocation.EXTERNAL
@@ -151,7 +152,7 @@ def make_tensor(
             )
         except RuntimeError as error:
             raise ProgramError(
-                f"value {spec.index} of shape {list(spec.sizes)}: {error}"
+                f"cannot allocate value {spec.index} of shape {list(spec.sizes)}: {error}"
             ) from error
     data: memoryview | None = None
     if external:

@@ -83,7 +83,10 @@ def read_spec(index: int, value: TensorValue) -> TensorSpec:
         raise ProgramError(f"value {index} has no upper bound of its shape; export it with a max")
     sizes, dim_order = tuple(value.sizes), tuple(value.dim_order)
     if len(sizes) > _MAX_RANK or min(sizes, default=0) < 0:
-        raise ProgramError(f"value {index} has the invalid shape {list(sizes)}")
+        raise ProgramError(
+            f"value {index} has the invalid shape {list(sizes)}; expected at most "
+            f"{_MAX_RANK} sizes, each 0 or more"
+        )
     if sorted(dim_order) != list(range(len(sizes))):
         raise ProgramError(
             f"value {index} has the dim order {list(dim_order)}, not a permutation of its "

@@ -193,7 +193,8 @@ class TableReader:
         position = slot + offset
         if not offset or position > self.size - 4:
             raise OffsetError(
-                f"found offset {offset}, which points to byte {position} of {self.size}",
+                f"found offset {offset}, which points to byte {position}, expected an offset "
+                f"above 0 and a byte up to {self.size - 4}",
                 field=f"{table}.{field}",
                 offset=slot,
             )

@@ -182,7 +182,7 @@ def _alike(call: Arguments, at: int, other: int) -> str | None:
 def _not_constant(call: Arguments, at: int) -> str | None:
     """Check that a tensor is not a constant: the kernel does not check its elements."""
     if is_constant(call.value(at)):
-        return f"found a constant as argument {at}, whose elements the kernel does not check"
+        return f"found a constant as argument {at}, expected a tensor whose elements are computed"
     return None
 
 
@@ -190,7 +190,7 @@ def _elements(call: Arguments, at: int) -> str | None:
     """Check that a tensor to be reduced is not empty."""
     tensor = call.tensor(at)
     if tensor is not None and not math.prod(tensor.sizes):
-        return f"found no elements in argument {at}"
+        return f"found no elements in argument {at}, expected at least one"
     return None
 
 
@@ -200,7 +200,9 @@ def _divisor(call: Arguments, at: int, of: int) -> str | None:
     if tensor is None or not isinstance(number, int) or tensor.scalar_type not in _INTEGRAL:
         return None
     if number % (1 << 8 * tensor.scalar_type.itemsize) == 0:
-        return f"found the divisor {number}, which is 0 as {tensor.scalar_type.name}"
+        return (
+            f"found the divisor {number}, expected one that is not 0 as {tensor.scalar_type.name}"
+        )
     return None
 
 
@@ -211,7 +213,7 @@ def _steps(call: Arguments, first: int, last: int, by: int) -> str | None:
     if start is None or end is None or not step:
         return None
     if not (math.isfinite(start) and math.isfinite(end) and math.isfinite(step)):
-        return f"found a range from {start} to {end}, expected finite numbers"
+        return f"found a range from {start} to {end} by {step}, expected finite numbers"
     # A float quotient of small steps may be infinite; integers are exact.
     if abs((end - start) / step) >= (1 << 31) - 1:
         return f"found a range from {start} to {end} by {step}, expected fewer than 2**31 numbers"
@@ -236,7 +238,7 @@ def _shape(call: Arguments, at: int) -> str | None:
     """Check that sizes do not contain both -1 and 0: the kernel divides by the known sizes."""
     sizes = call.numbers(at)
     if len(sizes) > MAX_RANK:
-        return f"found more than {MAX_RANK} sizes in argument {at}"
+        return f"found too many sizes in argument {at}, expected at most {MAX_RANK}"
     if -1 in sizes and 0 in sizes:
         return f"found the sizes {sizes}, expected no 0 together with -1"
     return None

@@ -41,8 +41,8 @@ class TensorLayout:
         if is_order and rank <= MAX_RANK and min(self.sizes, default=0) >= 0:
             return ""
         return (
-            f"found sizes {self.sizes} and dim_order {self.dim_order}, expected a permutation of "
-            f"at most {MAX_RANK} dimensions"
+            f"found sizes {self.sizes} and dim_order {self.dim_order}, expected sizes of "
+            f"0 or more and a permutation of their dimensions, at most {MAX_RANK}"
         )
 
 

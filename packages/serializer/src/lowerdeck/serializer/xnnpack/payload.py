@@ -153,7 +153,9 @@ class _Decoder:
         kind, table = self._reader.fields("XValue", at)
         if kind not in (_PLAIN, _QUANTISED) or not table:
             raise ContentError(
-                f"found a value of the unknown kind {kind}", field="XValue.xvalue_union", offset=at
+                f"found a value of kind {kind}, expected a known kind with a table",
+                field="XValue.xvalue_union",
+                offset=at,
             )
         scheme = scales = 0
         if kind == _QUANTISED:
@@ -165,7 +167,7 @@ class _Decoder:
                 )
             if scheme >= len(_SCHEMES) or bool(scheme) != bool(scales):
                 raise ContentError(
-                    f"found scales of the unknown kind {scheme}",
+                    f"found scales of kind {scheme}, expected 0, or a known kind with a table",
                     field="XNNQuantizedTensorValue.quant_params",
                     offset=owner,
                 )
@@ -221,7 +223,9 @@ class _Decoder:
         operator = _OPERATORS.get(number)
         if operator is None or not table:
             raise ContentError(
-                f"found a node of the unknown kind {number}", field="XNode.xnode_union", offset=at
+                f"found a node of kind {number}, expected a known kind with a table",
+                field="XNode.xnode_union",
+                offset=at,
             )
         values = self._reader.fields(operator.table, table)
         return XnnNode(

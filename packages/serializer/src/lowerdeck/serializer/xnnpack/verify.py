@@ -118,7 +118,10 @@ def _verify_scales(
 ) -> None:
     label = f"XNNPACK value {value.id}"
     if not 0 <= scales.channel_dim < len(value.shape):
-        raise damaged(f"found channel dimension {scales.channel_dim}, beyond the rank of {label}")
+        raise damaged(
+            f"found channel dimension {scales.channel_dim} of {label}, expected 0 to "
+            f"{len(value.shape) - 1}"
+        )
     count, width = value.shape[scales.channel_dim], 4
     if scales.scheme == "group":
         if scales.group_size < 1:
@@ -139,7 +142,8 @@ def _verify_constant(
         inside = len(graph.constant_data)
         if constant.offset + max(constant.size, needed) > inside:
             raise damaged(
-                f"found {inside} bytes of constant data, expected {needed} for {label} at offset "
+                f"found {inside} bytes of constant data, expected "
+                f"{max(constant.size, needed)} for {label} at offset "
                 f"{constant.offset}"
             )
     elif named.get(constant.key, needed) < needed:
@@ -156,8 +160,8 @@ def _verify_order(graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
             value = values[result]
             if result in makers or value.constant or value.flags == XnnValue.INPUT:
                 raise damaged(
-                    f"found value {result} as the result of {node.operator.label}, which already "
-                    "has a producer"
+                    f"found value {result} as a result of {node.operator.label}, but it is a "
+                    "constant, an input or the result of another node"
                 )
             makers[result] = number
     for value in graph.values:
@@ -172,7 +176,7 @@ def _verify_order(graph: XnnGraph, values: Mapping[int, XnnValue]) -> None:
         }
         for operand in read - makers.keys():
             raise damaged(
-                f"found value {operand} as input of {node.operator.label}, which no node produces"
+                f"found value {operand} as input of {node.operator.label}, but no node produces it"
             )
         sources[number] = {makers[operand] for operand in read}
     try:

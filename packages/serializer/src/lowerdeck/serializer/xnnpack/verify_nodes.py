@@ -47,8 +47,8 @@ class NodeVerifier:
                 for number in ids:
                     if number not in self._values:
                         raise damaged(
-                            f"found value {number} as {kind} of {node.operator.label}, which "
-                            "does not exist"
+                            f"found value {number} as {kind} of {node.operator.label}, but there "
+                            "is no such value"
                         )
             self._verify_fields(node)
             self._verify_lists(node)
@@ -83,7 +83,10 @@ class NodeVerifier:
         for name, setting in node.parameters.items():
             if isinstance(setting, tuple):
                 if setting and max(setting) > _MAX_FIELD:
-                    raise damaged(f"found {max(setting)} in {name} of {node.operator.label}")
+                    raise damaged(
+                        f"found {max(setting)} in {name} of {node.operator.label}, expected at "
+                        f"most {_MAX_FIELD}"
+                    )
                 continue
             if name == "flags" or isinstance(setting, float):
                 continue

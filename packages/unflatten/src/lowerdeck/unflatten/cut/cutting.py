@@ -34,7 +34,7 @@ def cut(working: WorkingGraph) -> tuple[OutlinePlan, dict[Frame, Region]]:
         working: The working graph; its tree is changed where calls are inlined.
 
     Raises:
-        UnsupportedProgramError: The graph has a dependency cycle.
+        UnsupportedProgramError: The nodes are not in topological order.
     """
     position: dict[Node, int] | None = None
     order = list(write_order(working))

@@ -94,7 +94,7 @@ class XnnpackBackend(BackendDetails):
 
         Raises:
             UnsupportedNodeError: XNNPACK cannot compute a node, or would compute it wrongly.
-            QuantizationError: Scales of a weight are invalid.
+            QuantizationError: A scale or zero point is invalid.
         """
         # Constants are folded on the CPU.
         edge_program = on_cpu(edge_program)

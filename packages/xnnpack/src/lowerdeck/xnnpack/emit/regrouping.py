@@ -35,7 +35,9 @@ def reshape_refusal(before: Sequence[Dim], after: Sequence[Dim]) -> str | None:
     if plan is None:
         return "it has several symbolic sizes, of which a reshape infers only one"
     if len(before) + plan.added > XnnGraph.MAX_RANK or plan.pieces > _MOST_PIECES:
-        return "it has several symbolic sizes, and too many slices to reshape"
+        return (
+            "it has several symbolic sizes, and reshaping them takes too many slices or dimensions"
+        )
     return None
 
 

@@ -106,7 +106,9 @@ def _group_refusal(call: Call) -> str | None:
         return None
     query, key, value = (call.shape(name) for name in _TENSORS)
     if any(len(shape) != 4 or not is_fixed(shape[1]) for shape in (query, key, value)):
-        return "its grouped heads have other than 4 dimensions, or a symbolic number"
+        return (
+            "its query, key or value does not have 4 dimensions, or has a symbolic number of heads"
+        )
     return None if key[1] == value[1] else "its keys and values are grouped differently"
 
 

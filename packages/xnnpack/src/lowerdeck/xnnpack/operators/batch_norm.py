@@ -101,7 +101,7 @@ def _refusal(call: Call) -> str | None:
     if args.get("training") or args["running_mean"] is None or args["running_var"] is None:
         return "it has no fixed statistics"
     if not all(map(call.is_constant, _NAMES)):
-        return "its statistics are not constant"
+        return "its statistics, weight or bias are not constant"
     if call.rank("input") < 2:
         return "it needs at least 2 dimensions"
     return first_result_refusal(call)

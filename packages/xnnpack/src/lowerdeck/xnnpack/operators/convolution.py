@@ -317,9 +317,9 @@ def _refusal(call: Call) -> str | None:
         return "its weight or bias is not constant"
     ranks = call.rank("input"), call.rank("weight")
     if ranks not in ((5, 5), (4, 4), (3, 3)):
-        return f"an input of {ranks[0]} dimensions; {ranks[1]} are needed, with the batch"
+        return f"its input has {ranks[0]} dimensions; {ranks[1]} are needed, with the batch"
     if isinstance(call.args["padding"], (list, tuple)) and min(call.args["padding"]) < 0:
-        return "negative padding"
+        return "its padding is negative"
     if ranks == (5, 5) and call.args.get("transposed"):
         return "XNNPACK has no transposed convolution of volumes"
     refusals = {3: line_refusal, 5: volume_refusal}

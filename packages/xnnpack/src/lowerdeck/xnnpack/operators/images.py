@@ -150,7 +150,7 @@ def volume_refusal(call: Call) -> str | None:
     """Return why the operand of a call is not a batch of volumes of static size, or None."""
     shape = call.shape()
     if len(shape) != 5:
-        return f"an input of {len(shape)} dimensions; with a batch, 5 are needed"
+        return f"its input has {len(shape)} dimensions; with a batch, 5 are needed"
     if not all(is_fixed(size) for size in shape[1:]):
-        return "a symbolic size other than the batch size"
+        return "it has a symbolic size other than the batch size"
     return None

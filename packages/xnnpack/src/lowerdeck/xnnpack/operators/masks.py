@@ -74,7 +74,7 @@ def mask_refusal(call: Call) -> str | None:
         return None
     shape = call.shape("attn_mask")
     if len(shape) < 2 or len(shape) >= XnnGraph.MAX_RANK:
-        return f"its mask has {len(shape)} dimensions"
+        return f"its mask has {len(shape)} dimensions, not 2 to {XnnGraph.MAX_RANK - 1}"
     return None
 
 

@@ -104,7 +104,7 @@ def _repeat(e: Emission, x: Tracked, call: Call) -> Tracked:
 def _repeat_refusal(call: Call) -> str | None:
     shape, amounts = call.shape("self"), _amounts(call)
     if _mode(call) not in _MODES:
-        return f"padding of the mode {_mode(call)!r}"
+        return f"its padding has the mode {_mode(call)!r}"
     reason = _amounts_refusal(call)
     for number, size in enumerate(reversed(shape[len(shape) - len(amounts) // 2 :])):
         if not reason and any(amounts[2 * number : 2 * number + 2]) and not is_fixed(size):

@@ -77,7 +77,7 @@ def _max_pool(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 _CEIL = fixed(
     lambda call: call.shape()[2:] if call.args["ceil_mode"] else (),
-    "ceil_mode over a symbolic size",
+    "it has ceil_mode over a symbolic size",
 )
 
 
@@ -171,7 +171,7 @@ def _volume_pool_refusal(call: Call) -> str | None:
     alone = [depth.kernel == 1, all(window.kernel == 1 for window in plane)]
     steps = [depth.stride > 1, any(window.stride > 1 for window in plane)]
     if all(alone) or any(single and step for single, step in zip(alone, steps, strict=True)):
-        return "windows of one element, which XNNPACK does not pool"
+        return "it has windows of one element, which XNNPACK does not pool"
     return None
 
 

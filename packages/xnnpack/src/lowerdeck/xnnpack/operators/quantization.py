@@ -167,11 +167,11 @@ def _choose_refusal(call: Call) -> str | None:
     low, high = args.get("quant_min"), args.get("quant_max")
     # Seven bits, which prevent overflow of accumulators on some processors, are not needed here.
     if (low, high) not in ((-128, 127), (-64, 63), (None, None)):
-        return f"its integers are {low} to {high}, not -128 to 127"
+        return f"its integers are {low} to {high}, not -128 to 127 or -64 to 63"
     for read in call.node.users:
         others = (user for user in read.users if user.target is not ASSERTION)
         if any(name_of(user) not in (*_ROUND, *_UNROUND) for user in others):
-            return "its scales are used for more than rounding"
+            return "its scales are used for more than quantising and dequantising"
     return _unrounded(call)
 
 
@@ -208,7 +208,7 @@ def _round_refusal(call: Call) -> str | None:
     if call.args.get(name, torch.int8) != torch.int8:
         return f"it quantises to {call.args[name]} where int8 is needed"
     if not is_dynamic(call.node):
-        return "its scales are neither numbers nor chosen before"
+        return "its scales are neither numbers nor the result of a choose_qparams call"
     chosen = chosen_by(call.args["scale" if "scale" in call.args else "scales"])
     limits = _range_of(arguments_of(chosen)) if name_of(chosen) in _CHOOSE else (-128, 127)
     if _range_of(call.args) != limits:
@@ -233,7 +233,7 @@ def _unround_refusal(call: Call) -> str | None:
     if name_of(source) not in _ROUND:
         return "it dequantises integers that no node of the program quantised"
     if not is_dynamic(call.node):
-        return "its scales are neither numbers nor chosen before"
+        return "its scales are neither numbers nor the result of a choose_qparams call"
     for names in (("scale", "scales"), ("zero_point", "zero_points"), ("block_size",)):
         if _one_of(call.args, names) != _one_of(arguments_of(source), names):
             return f"its {names[0]} is not the one that {source.name} quantised with"

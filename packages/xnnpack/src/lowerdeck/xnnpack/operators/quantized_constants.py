@@ -74,8 +74,8 @@ def _with_scales(
         group = int(args["group_size"])  # type: ignore[call-overload]  # a number by its schema
         if data.dim() != 2 or group < 1 or data.shape[1] % group:
             raise QuantizationError(
-                f"found groups of {group} in {describe_node(node)}, which do not divide "
-                f"{list(data.shape)}"
+                f"found groups of {group} for the shape {list(data.shape)} in "
+                f"{describe_node(node)}, expected a matrix with rows of whole groups"
             )
         return Quantized(data, scales, zeros, None, group, bits)
     axis = int(args["axis"])  # type: ignore[call-overload]  # a number by its schema
@@ -147,8 +147,8 @@ def _check(node: Node, quantized: Quantized) -> None:
     zeros = quantized.zero_points
     if zeros.is_floating_point() and bool((zeros != zeros.round()).any()):
         raise QuantizationError(
-            f"found zero points that are not integers in {describe_node(node)}; the runtime adds "
-            "integers"
+            f"found zero points that are not integers in {describe_node(node)}, expected "
+            "integers, which the runtime needs"
         )
     # aminmax propagates NaN.
     for wrong in map(float, quantized.scales.aminmax()) if needed else ():

@@ -31,8 +31,8 @@ class XnnpackQuantization:
 
     modes: Mapping[str, str] = {
         "int8": "weights and activations in 8 bits",
-        "int8-dynamic": "weights in 8 bits, activations when it runs",
-        "8da4w": f"linear weights in 4 bits, groups of {_GROUP}, activations in 8 when it runs",
+        "int8-dynamic": "weights in 8 bits; activations in 8 at run time",
+        "8da4w": f"linear weights in 4 bits, groups of {_GROUP}; activations in 8 at run time",
         "fp16": "weights in float16, computed in float32",
     }
     calibrated: Collection[str] = frozenset({"int8"})

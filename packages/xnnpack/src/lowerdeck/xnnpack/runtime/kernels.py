@@ -21,7 +21,7 @@ MOST_ELEMENTS = 2**31
 def bounded(*sizes: int) -> None:
     """Raise ``DelegateRunError`` for a result that is too large to allocate."""
     if math.prod(max(size, 0) for size in sizes) > MOST_ELEMENTS:
-        raise DelegateRunError(f"a result of sizes {list(sizes)} exceeds the limit on elements")
+        raise DelegateRunError(f"a result of sizes {list(sizes)} exceeds {MOST_ELEMENTS} elements")
 
 
 def _pixels(value: Tensor) -> Tensor:

@@ -249,15 +249,15 @@ def _check_computable(graph: XnnGraph) -> None:
         outside = value.external_id is None or value.dtype in PROGRAM_DTYPES
         if not (supported and outside) or value.dynamic_dtype:
             raise BlobError(
-                f"value {value.id} is {value.dtype.name}, which "
-                "this runtime does not compute: it is a reference for the payloads of this "
-                "package. Run the file in the official runtime"
+                f"value {value.id} is {value.dtype.name}, which this runtime does not compute, "
+                "or not as an argument of the call: the runtime is a reference for the payloads "
+                "of this package. Run the file in the official runtime"
             )
     for node in graph.nodes:
         if node.operator not in KERNELS:
             raise BlobError(
-                f"this runtime does not compute {node.operator.label}: it is a reference for the "
-                "payloads of this package. Run the file in the official runtime"
+                f"this runtime does not compute {node.operator.label}: the runtime is a reference "
+                "for the payloads of this package. Run the file in the official runtime"
             )
 
 
@@ -276,6 +276,6 @@ def _check_order(graph: XnnGraph, defined: set[int]) -> None:
         missing = [value_id for value_id in node.inputs if value_id not in defined]
         if missing:
             raise BlobError(
-                f"{node.operator.label} reads value {missing[0]}, which nothing has written"
+                f"{node.operator.label} reads value {missing[0]}, which no earlier node wrote"
             )
         defined.update(node.outputs)
