@@ -447,3 +447,17 @@ def test_what_hides_or_steers_is_escaped(letter: str) -> None:
     number = ord(letter)
     form = "\\x{:02x}" if number < 256 else "\\u{:04x}" if number < 65536 else "\\U{:08x}"
     assert pte.printable(f"a{letter}b") == f"a{form.format(number)}b"
+
+
+def test_every_argument_of_every_installed_command_has_a_help_text() -> None:
+    """Of all commands, also those of other packages where they are installed."""
+
+    def silent(parser: argparse.ArgumentParser) -> Iterator[str]:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, nested in action.choices.items():
+                    yield from (f"{name} {found}" for found in silent(nested))
+            elif not action.help:
+                yield action.dest
+
+    assert list(silent(command_line.root_parser())) == []

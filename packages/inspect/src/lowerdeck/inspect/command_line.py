@@ -171,7 +171,7 @@ def root_parser() -> argparse.ArgumentParser:
     """Return a parser with every installed command, for shell completion."""
     entries = {entry.name: entry for entry in installed_entries(GROUP)}
     parser = argparse.ArgumentParser(prog="lowerdeck")
-    parser.add_argument("--version", action="store_true")
+    parser.add_argument("--version", action="store_true", help="print the installed versions")
     commands = parser.add_subparsers()
     for name in sorted(entries):
         # `lowerdeck doctor` reports commands that cannot be imported.

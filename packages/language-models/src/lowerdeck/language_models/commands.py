@@ -66,7 +66,14 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder", type=Path, metavar="FOLDER", help="a model folder, as from save_pretrained"
     )
-    parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("model.pte"),
+        metavar="FILE",
+        help="the .pte file to write (by default model.pte)",
+    )
     parser.add_argument(
         "--quantize", choices=QUANTIZATIONS, default="none", help="quantisation of linear layers"
     )
@@ -82,7 +89,12 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context", type=int, default=2048, metavar="N", help="largest number of tokens of a text"
     )
-    parser.add_argument("--backend", choices=BACKENDS, default="xnnpack")
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default="xnnpack",
+        help="by default xnnpack; portable: only the runtime's own kernels",
+    )
     parser.add_argument(
         "--attention",
         choices=ATTENTIONS,
@@ -108,8 +120,8 @@ def _configure_export(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("prompt", type=_text, metavar="PROMPT")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a file of `lm export`")
+    parser.add_argument("prompt", type=_text, metavar="PROMPT", help="the text to continue")
     parser.add_argument(
         "--tokenizer",
         type=Path,

@@ -105,7 +105,14 @@ class LowerCommand:
             help="upper bounds of dynamic dimensions, for planning memory: one number for all "
             "unbounded dimensions, or by name (batch=8, x.1=512 for dimension 1 of input x)",
         )
-        parser.add_argument("-o", "--output", type=Path, default=Path("model.pte"), metavar="FILE")
+        parser.add_argument(
+            "-o",
+            "--output",
+            type=Path,
+            default=Path("model.pte"),
+            metavar="FILE",
+            help="the .pte file to write (by default model.pte)",
+        )
         parser.add_argument(
             "--check",
             action="store_true",

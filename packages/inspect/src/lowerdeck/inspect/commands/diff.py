@@ -30,8 +30,8 @@ class DiffCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command."""
-        parser.add_argument("old", type=Path, metavar="A")
-        parser.add_argument("new", type=Path, metavar="B")
+        parser.add_argument("old", type=Path, metavar="A", help="a .pte file")
+        parser.add_argument("new", type=Path, metavar="B", help="the .pte file to compare it with")
         parser.add_argument(
             "--html", type=Path, metavar="OUT", help="write an HTML page that compares both"
         )

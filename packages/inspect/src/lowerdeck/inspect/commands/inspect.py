@@ -36,7 +36,7 @@ class InspectCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command."""
-        parser.add_argument("file", type=Path, metavar="FILE")
+        parser.add_argument("file", type=Path, metavar="FILE", help="a .pte or .ptd file")
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print it as JSON")
         form.add_argument(

@@ -33,7 +33,7 @@ class OperatorsCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command."""
-        parser.add_argument("file", type=Path, metavar="FILE")
+        parser.add_argument("file", type=Path, metavar="FILE", help="a .pte file")
         parser.add_argument(
             "--yaml",
             action="store_true",

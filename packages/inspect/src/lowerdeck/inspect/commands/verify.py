@@ -19,7 +19,9 @@ class VerifyCommand:
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the arguments of the command."""
-        parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
+        parser.add_argument(
+            "files", type=Path, nargs="+", metavar="FILE", help="a .pte or .ptd file"
+        )
         parser.add_argument(
             "--data",
             type=Path,
