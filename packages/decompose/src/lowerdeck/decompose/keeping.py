@@ -38,7 +38,7 @@ def check_kept(operator: Any, which: Any) -> None:
         which: Predicate on calls, or None for all.
 
     Raises:
-        DecomposeError: The operator cannot be kept, or cannot be kept for some calls only.
+        DecomposeError: The entry is invalid, or the operator cannot be kept as requested.
     """
     if not isinstance(operator, OpOverload):
         raise DecomposeError(

@@ -103,7 +103,7 @@ def generate(
     """Yield the tokens of a model's greedy continuation of a text.
 
     Args:
-        prompt: The tokens of the text.
+        prompt: Tokens of the text to continue.
         count: Largest number of tokens to add; a token that ends the text is not yielded.
         official: Whether to generate in the official runtime, in a separate process.
         timing: Filled with the time that generation took.
@@ -148,7 +148,7 @@ def continued(
     """Yield the generated tokens, running each step with a function.
 
     Args:
-        prompt: The tokens of the text.
+        prompt: Tokens of the text to continue.
         count: Largest number of tokens to add.
         chunk: Largest number of tokens in one call.
         ends: Tokens that end a text.

@@ -134,7 +134,7 @@ def lower_fastest(
                 difference = max(differences, default=0.0)
                 if not difference <= tolerance:
                     raise LoweringError(
-                        f"differs from eager by {difference:.3g}, more than {tolerance:.3g}"
+                        f"differs from eager by {difference:.3g}, expected at most {tolerance:.3g}"
                     )
                 # The minimum: other load on the machine only makes calls slower.
                 repeat = int(min(max(_SECONDS / first.seconds[0], 3), 1000))

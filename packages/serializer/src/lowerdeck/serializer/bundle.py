@@ -72,7 +72,7 @@ class MethodTestSuite:
     """The test cases of one method.
 
     Attributes:
-        test_cases: Test cases, indexed from 0.
+        test_cases: Inputs and expected outputs of each call.
     """
 
     method_name: str

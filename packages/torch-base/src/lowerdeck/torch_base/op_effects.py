@@ -44,10 +44,10 @@ class Behaviour(NamedTuple):
     """Effects and aliases of a callee.
 
     Attributes:
-        writes: Positions and names of mutated arguments; empty with WRITES means all.
+        writes: Positions and names of mutated arguments. If empty while ``effect`` is WRITES, all.
         aliases: Whether the result may alias an argument.
-        aliased: Positions and names of arguments that the result may alias; empty with ``aliases``
-            means all.
+        aliased: Positions and names of arguments that the result may alias. If empty while
+            ``aliases`` is True, all.
         reads_metadata_only: Whether no bytes are read, as in views and size queries.
         inplace_at: Position of the parameter ``inplace``, or -1.
         write_flag: Argument whose value False disables writes, if any.

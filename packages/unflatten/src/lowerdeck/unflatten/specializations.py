@@ -71,7 +71,7 @@ class PendingCall:
         number: Index of the specialization.
         extra_inputs: Inputs besides the arguments.
         extra_outputs: Outputs besides the result; set by the call.
-        is_taken: Whether the module consumed it.
+        is_taken: Whether the module read this record; False if the module was replaced.
     """
 
     name: str

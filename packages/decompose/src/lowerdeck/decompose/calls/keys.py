@@ -83,7 +83,7 @@ def call_of(
     inputs: list[Any] = []
 
     def visit(argument: Any) -> tuple[Any, Any]:
-        """Return an argument's part of the key, and the argument with slots."""
+        """Return an argument's part of the key, and the argument with slots in place of inputs."""
         if isinstance(argument, (Value, Node)):
             # By identity: one tensor twice differs from two equal tensors.
             slot = slots.get(id(argument))

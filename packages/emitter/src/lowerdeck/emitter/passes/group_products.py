@@ -30,7 +30,8 @@ class _Matrices(NamedTuple):
 
     Attributes:
         repeats: Consecutive repeats of each matrix in the batch (``repeat_kv``).
-        steps: The views and scalings in between, with the sizes of their results.
+        steps: The views and scalings after the repeat, in order, with the sizes that their results
+            have if no call transposes.
         is_transposed: Whether each matrix is transposed.
     """
 

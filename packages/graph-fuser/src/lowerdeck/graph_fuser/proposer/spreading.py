@@ -41,7 +41,7 @@ def _improve(items: ItemGraph, level: list[int]) -> list[int]:
 
 
 class _Mover:
-    """Moves single items between levels to reduce boundary values."""
+    """Moves single items between levels, so that fewer values cross partition boundaries."""
 
     def __init__(self, items: ItemGraph, level: list[int], top: int) -> None:
         self.items = items

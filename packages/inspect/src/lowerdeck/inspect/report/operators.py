@@ -46,7 +46,8 @@ class Contents:
         results: The line that produces each output argument, by argument index.
         left_out: Number of nodes without a line.
         closed: Why the payload is not shown, else "".
-        needs: The oldest release of ExecuTorch that loads the payload and why, if 1.4 does not.
+        needs: The oldest release of ExecuTorch that loads the payload, and the reason; None if
+            1.4 loads it.
     """
 
     operators: dict[str, int] = field(default_factory=dict)

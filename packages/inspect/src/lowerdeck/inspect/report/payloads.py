@@ -49,7 +49,8 @@ class PayloadGraph:
         arguments: Value ids by argument index of the delegate, inputs before outputs.
         constant_bytes: Bytes of all distinct constants.
         nested: Number of each operator inside the bodies of loops and branches.
-        needs: The oldest release of ExecuTorch that loads the payload and why, if 1.4 does not.
+        needs: The oldest release of ExecuTorch that loads the payload, and the reason; None if
+            1.4 loads it.
     """
 
     nodes: tuple[PayloadNode, ...]

@@ -2,7 +2,8 @@
 
 A delegate takes and returns values: writes to its arguments are lost, and so are writes to a view
 that the partition returns. In a functional program only custom operators write in place. A
-partition that accesses memory which such an operator writes must contain all accesses to it.
+partition that accesses memory written by such an operator must contain all of its writers, and the
+node that creates it.
 """
 
 from __future__ import annotations

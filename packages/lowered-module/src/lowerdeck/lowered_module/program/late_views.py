@@ -229,7 +229,7 @@ class _Pass:
     def _rewrite_node(
         self, node: Node, factors: Mapping[Node, Factors], needed: Container[Node]
     ) -> bool:
-        """Add the unmerged form of a result, or replace a view; return False if impossible."""
+        """Add the unmerged form of a result, or replace a view; return whether it did."""
         if node.target in VIEWS:
             return self._rewrite_view(node, needed)
         sources = {x: self._unmerged[x] for x in node.all_input_nodes if x in self._unmerged}

@@ -132,7 +132,7 @@ class TableReader:
         if self.budget < 0:
             raise LimitError(
                 f"the file decodes to more than {MEMORY_PER_BYTE} times its {self.size} bytes, "
-                "by many references to the same objects",
+                "because many references point to the same objects",
                 field=field,
                 offset=position,
             )

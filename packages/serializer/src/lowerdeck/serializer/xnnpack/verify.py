@@ -61,7 +61,7 @@ def verify_call(graph: XnnGraph, tensors: Sequence[schema.KernelTypes]) -> None:
         tensors: The arguments of the call, inputs and then outputs.
 
     Raises:
-        FormatError: Arguments are missing, or the payload does not support one.
+        FormatError: An argument is missing, is no tensor, or has an unsupported dtype or rank.
     """
     if len(tensors) < graph.num_externs:
         raise damaged(

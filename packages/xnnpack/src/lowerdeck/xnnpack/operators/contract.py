@@ -111,7 +111,7 @@ def one_symbol(call: Call) -> str | None:
 
 
 def fixed_axis(call: Call) -> str | None:
-    """Refuse calls along a dimension of a symbolic size."""
+    """Refuse calls along a dimension whose size is symbolic."""
     return (
         None
         if is_fixed(call.shape()[call.axis()])
