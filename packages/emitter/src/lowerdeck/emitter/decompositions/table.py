@@ -13,7 +13,6 @@ from lowerdeck.emitter._torch_private import reference_decomposition
 from lowerdeck.emitter.config import EmitConfig
 from lowerdeck.emitter.decompositions.antialiasing import ANTIALIASING
 from lowerdeck.emitter.decompositions.attention import attention
-from lowerdeck.emitter.decompositions.complex_numbers import COMPLEX_NUMBERS
 from lowerdeck.emitter.decompositions.experts import expert_rules
 from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.integers import INTEGERS
@@ -106,7 +105,12 @@ def own_rules(settings: EmitConfig, *, complex_numbers: bool = False) -> dict[An
         if find_kernel(target, settings.table)[0] is None
     }
     rules: dict[Any, Rule] = {**_RULES, **quantized, **expert_rules()}
-    for table in (BATCH_NORMS, SUMS, HALF_SUMS, COMPLEX_NUMBERS if complex_numbers else {}):
+    tables = [BATCH_NORMS, SUMS, HALF_SUMS]
+    if complex_numbers:
+        from lowerdeck.emitter.decompositions.complex_numbers import COMPLEX_NUMBERS
+
+        tables.append(COMPLEX_NUMBERS)
+    for table in tables:
         for target, rule in table.items():
             other = rules.get(target, _torch_rules().get(target))
             rules[target] = rule if other is None else _first_of(rule, other)
