@@ -14,9 +14,6 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from lowerdeck.decompose._torch_private import fake_mode_of
-from lowerdeck.decompose.calls.facts import TensorFacts
-from lowerdeck.decompose.decomposing import decompose
 from lowerdeck.decompose.errors import DecomposeError, WholeProgramError
 from lowerdeck.torch_base import (
     FakeTensor,
@@ -71,6 +68,11 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
     )
     if all(map(_is_on_cpu, tensors_of_program)) and all(map(_is_on_cpu, used)):
         return program
+    # Nearly all programs are on the CPU, which to find out needs nothing of this package.
+    from lowerdeck.decompose._torch_private import fake_mode_of
+    from lowerdeck.decompose.calls.facts import TensorFacts
+    from lowerdeck.decompose.decomposing import decompose
+
     autocasts = [node for node in _nodes(program) if "autocast" in str(node.target)]
     for device, _, is_enabled, *_ in (node.args for node in autocasts if len(node.args) > 2):
         if is_enabled and not torch.get_device_module(str(device)).is_available():

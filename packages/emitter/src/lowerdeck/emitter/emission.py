@@ -15,7 +15,7 @@ from lowerdeck.emitter.backend.external_weights import ChosenFiles, ExternalWeig
 from lowerdeck.emitter.backend.linearizing import linearize
 from lowerdeck.emitter.bounds import bounded
 from lowerdeck.emitter.config import EmitConfig
-from lowerdeck.emitter.decompositions.table import decompose
+from lowerdeck.emitter.decompositions.decomposing import decompose
 from lowerdeck.emitter.errors import EmitterError, UnboundedSizeError
 from lowerdeck.emitter.frontend.constants import ConstantPool
 from lowerdeck.emitter.frontend.containers import container_metadata

@@ -7,16 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lowerdeck import serializer
 from lowerdeck.emitter.backend.debug_map import DelegateSource, InstructionSource
-from lowerdeck.serializer import (
-    NamedDataStore,
-    Program,
-    external_data,
-    serialize_ptd,
-    serialize_pte,
-    write_model,
-    write_pte,
-)
+from lowerdeck.serializer import NamedDataStore, Program, serialize_pte
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -66,7 +59,8 @@ class EmittedProgram:
     def external_files(self) -> dict[str, bytes]:
         """Return the `.ptd` files that belong to the program, by their stems."""
         named = self.named_data.get_named_data_store_output()
-        return {tag: serialize_ptd(data) for tag, data in external_data(named).items()}
+        files = serializer.external_data(named)
+        return {tag: serializer.serialize_ptd(data) for tag, data in files.items()}
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> int:
         """Write the `.pte` file and its `.ptd` files, without copying weights.
@@ -86,8 +80,8 @@ class EmittedProgram:
             OSError: A file cannot be written; the old ones are unchanged.
         """
         named = self.named_data.get_named_data_store_output()
-        if not external_data(named):
+        if not serializer.external_data(named):
             # The path may be a device or a pipe, which has no folder for data files.
-            return write_pte(self.program, path, named_data=named, **options)
-        write_model(self.program, path, named_data=named, **options)
+            return serializer.write_pte(self.program, path, named_data=named, **options)
+        serializer.write_model(self.program, path, named_data=named, **options)
         return Path(path).stat().st_size

@@ -24,29 +24,20 @@ Hierarchies (groups in groups) go through ``outline``, on which everything else 
 Code of changed and new modules is generated at first use, or immediately by ``generate_code``.
 """
 
-from lowerdeck.graph_fuser._torch_private import generate_code
-from lowerdeck.graph_fuser.errors import CycleError, GraphFuserError, RegionError
-from lowerdeck.graph_fuser.order import legalize_graph, topo_sort
-from lowerdeck.graph_fuser.outliner import (
-    FusedPartition,
-    InputOrder,
-    OutlinedRegion,
-    OutlinePlan,
-    create_submodule_from_nodes,
-    fuse_partitions,
-    outline,
-    plan_outline,
-    validate_partition,
-)
-from lowerdeck.graph_fuser.proposer import LeftOut, Proposal, Reason, propose_partitions
-from lowerdeck.graph_fuser.regions import Region
-from lowerdeck.graph_fuser.torch_names import (
-    CapabilityBasedPartitioner,
-    erase_nodes,
-    fuse_as_graphmodule,
-    fuse_by_partitions,
-    insert_subgm,
-)
+# ruff: noqa: F403, F405 (`__all__` lists the names once; type checkers resolve them through the
+# star imports)
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # ``__all__`` selects their public names
+    from lowerdeck.graph_fuser._torch_private import *
+    from lowerdeck.graph_fuser.errors import *
+    from lowerdeck.graph_fuser.order import *
+    from lowerdeck.graph_fuser.outliner import *
+    from lowerdeck.graph_fuser.proposer import *
+    from lowerdeck.graph_fuser.regions import *
+    from lowerdeck.graph_fuser.torch_names import *
 
 __all__ = [
     # Regions and the outliner
@@ -79,3 +70,24 @@ __all__ = [
     "GraphFuserError",
     "RegionError",
 ]
+
+# Search order: few callers need the names of torch, which import torch's partitioner.
+_MODULES = (
+    *("errors", "regions", "outliner", "proposer"),
+    *("order", "_torch_private", "torch_names"),
+)
+
+if not TYPE_CHECKING:  # With ``__getattr__``, a type checker accepts any name.
+
+    def __getattr__(name: str) -> Any:
+        """Return a public name, importing its module on first use."""
+        for module in _MODULES if name in __all__ else ():
+            submodule = importlib.import_module(f"{__name__}.{module}")
+            if hasattr(submodule, name):
+                globals()[name] = getattr(submodule, name)
+                return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        """Return all names, including those not imported yet."""
+        return sorted({*globals(), *__all__})

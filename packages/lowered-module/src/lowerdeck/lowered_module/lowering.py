@@ -43,12 +43,9 @@ from lowerdeck.lowered_module.program.edge_form import (
     leave_edge_form,
     without_edge_operators,
 )
-from lowerdeck.lowered_module.program.equal_calls import merge_calls
 from lowerdeck.lowered_module.program.functional import functional, mark_shared, used_memory
-from lowerdeck.lowered_module.program.late_views import merge_late
 from lowerdeck.lowered_module.program.masks import with_short_masks
 from lowerdeck.lowered_module.program.plain_sizes import with_plain_sizes
-from lowerdeck.lowered_module.program.position_tables import with_position_tables
 from lowerdeck.lowered_module.program.prepared import MutableStateSnapshot
 from lowerdeck.lowered_module.progress import Progress
 from lowerdeck.torch_base import (
@@ -328,8 +325,12 @@ def _regrouped(values: ExportedProgram, changed: MemoryMap | None = None) -> Exp
         changed: The memory that other methods change.
     """
     if not values.range_constraints:
-        # All sizes are static.
+        # All sizes are static: the other rewrites, which are imported late, change nothing.
         return with_short_masks(values)
+    from lowerdeck.lowered_module.program.equal_calls import merge_calls
+    from lowerdeck.lowered_module.program.late_views import merge_late
+    from lowerdeck.lowered_module.program.position_tables import with_position_tables
+
     values = with_position_tables(rewritten(values, merge_calls), changed)
     return with_short_masks(values, merge_calls, merge_late)
 

@@ -160,25 +160,43 @@ __all__ = [
     "IndexRangeError",
 ]
 
-# Search order: the modules that reading needs come first.
-_MODULES = (
-    *("errors", "escaping", "flatbuffer.storage", "pte.enums", "pte.layout", "pte.schema"),
-    *("pte.named_data", "pte.container", "pte.read", "flatbuffer.stream", "pte.write"),
-    *("ptd.external_read", "ptd.external_write", "ptd.model_files", "bundle", "kernels.table"),
-    *("pte.digest", "xnnpack.operators", "xnnpack.graph"),
-    *("xnnpack.payload", "xnnpack.releases", "xnnpack.verify", "verify.hazards", "verify.verify"),
-)
+# Writing a program needs few modules; the names that are not listed are those of its values.
+_NAMES = {
+    "escaping": "printable",
+    "flatbuffer.storage": "FileRange byte_view resident_view storage_size",
+    "flatbuffer.stream": "write_pieces",
+    "pte.enums": "ScalarType TensorShapeDynamism TensorDataLocation DataLocation DeviceType",
+    "pte.layout": "FileLayout",
+    "pte.named_data": "NamedDataStore NamedDataStoreOutput DataEntry TensorLayout",
+    "pte.container": "ExtendedHeader",
+    "pte.read": "deserialize_pte open_pte PteFile DelegateEntry",
+    "pte.write": "serialize_pte write_pte",
+    "pte.digest": "method_digest",
+    "ptd.external_read": "deserialize_ptd open_ptd PtdFile",
+    "ptd.external_write": "ExternalData ExternalEntry external_data serialize_ptd write_ptd",
+    "ptd.model_files": "write_model open_model OpenModel",
+    "bundle": "BundledProgram MethodTestSuite MethodTestCase BundledTensor BundledValue "
+    "serialize_bundle write_bundle",
+    "kernels.table": "runtime_kernels RuntimeKernel RUNTIME_VERSION kernel_names",
+    "xnnpack.operators": "XnnOperator XnnDatatype",
+    "xnnpack.graph": "XnnGraph XnnValue XnnEncoding XnnConstant XnnNode",
+    "xnnpack.payload": "decode_payload encode_payload",
+    "xnnpack.releases": "needed_release",
+    "xnnpack.verify": "verify_payload",
+    "verify.hazards": "Hazard",
+    "verify.verify": "verify_pte",
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 if not TYPE_CHECKING:  # With ``__getattr__``, a type checker accepts any name.
 
     def __getattr__(name: str) -> Any:
         """Return a public name, importing its module on first use."""
-        for module in _MODULES if name in __all__ else ():
-            submodule = importlib.import_module(f"{__name__}.{module}")
-            if hasattr(submodule, name):
-                globals()[name] = getattr(submodule, name)
-                return globals()[name]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = _MODULE_OF.get(name) or ("errors" if name.endswith("Error") else "pte.schema")
+        globals()[name] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+        return globals()[name]
 
     def __dir__() -> list[str]:
         """Return all names, including those not imported yet."""

@@ -40,16 +40,17 @@ class Layout(Enum):
     """torch's order: N, C, H, W."""
     CHANNELS_LAST = 1
     """Order of XNNPACK's convolutions and pools: N, H, W, C."""
+    __hash__ = object.__hash__  # Enum's is Python code.
 
     def permutation(self, rank: int) -> tuple[int, ...]:
         """Return torch's dimension for each memory dimension, outermost first."""
-        if self is Layout.PLAIN or rank < 3:
-            return tuple(range(rank))
-        return (0, *range(2, rank), 1)
+        return self.arrange(range(rank))
 
     def arrange(self, sizes: Sequence[T]) -> tuple[T, ...]:
         """Return per-dimension values, given in torch's order, in memory order."""
-        return tuple(sizes[axis] for axis in self.permutation(len(sizes)))
+        if self is Layout.PLAIN or len(sizes) < 3:
+            return tuple(sizes)
+        return (sizes[0], *sizes[2:], sizes[1])
 
     def position(self, axis: int, rank: int) -> int:
         """Return the position in memory of one of torch's dimensions."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from lowerdeck.decompose import DecomposeError, functionalize
+from lowerdeck import decompose
 from lowerdeck.lowered_module.errors import AliasingError
 from lowerdeck.lowered_module.program.graphs import MUTATIONS, inputs_of, outputs_of
 from lowerdeck.lowered_module.program.tags import CHANGED_ELSEWHERE, USED_ELSEWHERE
@@ -79,10 +79,10 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     if not any(map(writes_in_place, graphs_of(program.graph_module))):
         return program
     try:
-        return functionalize(program)
+        return decompose.functionalize(program)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        if not isinstance(error, DecomposeError):
+        if not isinstance(error, decompose.DecomposeError):
             reason = f"torch cannot make the program functional ({type(error).__name__}: {reason})"
         raise AliasingError(
             f"the program writes in place, but a delegate passes values only, and {reason}. Write "

@@ -95,7 +95,7 @@ class XnnValue:
         return self.encoding.dtype
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen: payloads have thousands, and that takes twice as long.
 class XnnNode:
     """One operation of a graph.
 
