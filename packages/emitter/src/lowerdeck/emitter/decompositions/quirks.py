@@ -155,7 +155,7 @@ def empty(size: Sequence[Any], _order: Sequence[int], **options: Any) -> torch.T
 
 
 def copy_strided(self: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:  # noqa: ARG001
-    """Return a copy; ignore the ``stride`` that torch passes: a program has no strides."""
+    """Return a copy; ignore ``stride``, because a ``.pte`` file has dim orders, not strides."""
     copied: torch.Tensor = _ATEN.clone.default(self)
     return copied
 

@@ -28,7 +28,7 @@ class Call(NamedTuple):
 
 
 class GraphBuilder:
-    """Builds the graph of any region, after validation.
+    """Builds the graphs of the regions of a validated tree.
 
     Methods take the region's index in the tree.
 

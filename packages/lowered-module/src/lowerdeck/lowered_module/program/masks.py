@@ -85,7 +85,8 @@ def with_short_masks(program: ExportedProgram, *later: Callable[[Graph], bool]) 
     """Return a program with simplified attention masks.
 
     A gather at all positions becomes a view; operands that are True everywhere, and expansions,
-    are removed. Attention with a bias from a table becomes products and a softmax.
+    are removed. Attention of dynamic shape with a bias from a finite table becomes matrix products
+    and a softmax.
 
     Args:
         program: A functional program; not changed, and returned itself if nothing changes.

@@ -29,7 +29,7 @@ from lowerdeck.torch_base import (
 
 
 class PortableProgram(ExportedProgram):
-    """An ExportedProgram that pickle and deepcopy preserve.
+    """An ExportedProgram that can be pickled and deep-copied with all of its nodes.
 
     Create one with ``with_parts(program, PortableProgram)``.
     """

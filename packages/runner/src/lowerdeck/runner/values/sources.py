@@ -136,7 +136,7 @@ def _check_layout(name: str, layout: TensorLayout, spec: TensorSpec) -> None:
 def make_tensor(
     spec: TensorSpec, value: TensorValue, arenas: Sequence[Arena], source: ProgramData
 ) -> torch.Tensor:
-    """Return the tensor of ``spec`` on its memory.
+    """Return a tensor: a view of its arena or constant, or new memory for one of the caller.
 
     Raises:
         ProgramError: Memory cannot be allocated, or the bytes are missing, too few or outside of

@@ -161,7 +161,7 @@ def _rsqrt(e: Emission, x: Tracked, call: Call) -> Tracked:
 
 
 def _is_above_zero(node: object) -> bool:
-    """Return whether a node adds a positive number to a non-negative value."""
+    """Return whether a node adds a positive number to squares, absolute values or their sum."""
     if not isinstance(node, Node) or node.target not in _ADDITIONS or len(node.args) < 2:
         return False
     source, number = node.args[:2]
