@@ -30,7 +30,7 @@ from lowerdeck.emitter.ir.instructions import (
     MoveStep,
     Step,
 )
-from lowerdeck.emitter.ir.overloads import out_variant
+from lowerdeck.emitter.ir.kernel_lookup import out_variant
 from lowerdeck.emitter.ir.values import Role, ScalarValue, Storage, TensorValue, root_of
 from lowerdeck.serializer import TensorList
 from lowerdeck.torch_base import OpOverload, schema_of

@@ -153,20 +153,10 @@ def _slice_offset(args: Sequence[Any], source: TensorValue) -> list[int] | None:
 
 def _keeps_order(call: Call, source: TensorValue) -> bool:
     """Return whether a permutation moves only dimensions of size 1."""
-    rank, name, args = source.rank, call.view_name, call.args
-    order = list(range(rank))
-    if name == "permute":
-        order = [dim % max(rank, 1) for dim in args[1]]
-    elif name == "transpose":
-        first, second = (dim % max(rank, 1) for dim in args[1:3]) if rank else (0, 0)
-        if rank:
-            order[first], order[second] = order[second], order[first]
-    else:
-        order.reverse()
     # A dynamic size may be 1, but comparing it would add a guard.
-    moved = [dim for dim in order if source.sizes[dim] != 1 or not _fixed(source, dim)]
+    moved = [
+        dim
+        for dim in call.order
+        if source.sizes[dim] != 1 or not isinstance(source.shape[dim], int)
+    ]
     return moved == sorted(moved)
-
-
-def _fixed(source: TensorValue, dim: int) -> bool:
-    return isinstance(source.shape[dim], int)
