@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,14 +12,17 @@ import torch
 from emitter_running import check as check_program  # type: ignore[import-not-found]
 
 from lowerdeck.decompose import decompose
-from lowerdeck.emitter.decompositions.dynamic_quantization import DYNAMIC_QUANTIZATION
 from lowerdeck.emitter.decompositions.experts import expert_rules, grouped_product
 from lowerdeck.emitter.decompositions.grids import GRIDS
 from lowerdeck.emitter.decompositions.integers import INTEGERS
 from lowerdeck.emitter.decompositions.norms import BATCH_NORMS
 from lowerdeck.emitter.decompositions.ordering import ORDERING
 from lowerdeck.emitter.decompositions.pools import POOLS
-from lowerdeck.emitter.decompositions.quantization import _quantize, _quantize_channels
+from lowerdeck.emitter.decompositions.quantization import (
+    _quantize,
+    _quantize_channels,
+    _quantize_per_token,
+)
 from lowerdeck.emitter.decompositions.quirks import QUIRKS
 from lowerdeck.emitter.decompositions.random_numbers import dropout
 from lowerdeck.emitter.decompositions.running import RUNNING
@@ -307,12 +310,12 @@ def test_what_is_not_dropped_is_scaled(p: float) -> None:
 
 def test_every_quantization_asks_whether_its_dtype_holds_the_limits() -> None:
     x, scales, zeros = torch.ones(2, 4), torch.ones(2, 1), torch.zeros(2, 1)
-    by_name = {name: rule for name, _, rule in DYNAMIC_QUANTIZATION}
-    for call in (
+    calls: tuple[Callable[..., torch.Tensor], ...] = (
         lambda *limits: _quantize(x, 0.5, 0, *limits),
         lambda *limits: _quantize_channels(x, scales[:, 0], zeros[:, 0], 0, *limits),
-        lambda *limits: by_name["quantize_per_token"](x, scales, zeros, *limits),
-    ):
+        lambda *limits: _quantize_per_token(x, scales, zeros, *limits),
+    )
+    for call in calls:
         assert call(0, 127, torch.int8).dtype == torch.int8
         with pytest.raises(ValueError, match="found integers of 0 to 255, expected -128 to 127"):
             call(0, 255, torch.int8)

@@ -13,16 +13,6 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from lowerdeck.torch_base import OpOverload, OpOverloadPacket
 
-__all__ = [
-    "current_result",
-    "dimension_names",
-    "is_known",
-    "operator_schemas",
-    "overload_packet",
-    "reference_decomposition",
-    "untraced",
-]
-
 
 def operator_schemas(name: str) -> Sequence[torch.FunctionSchema]:
     """Return the schemas of all overloads of an operator such as ``"aten::add"``."""

@@ -87,11 +87,9 @@ class DebugTrace:
 
     def _source(self, step: Step) -> InstructionSource:
         operator = _operator(step)
-        node = self._provenance.source(step.origin) if step.origin is not None else None
-        if node is None:
-            node = step.origin
-        if node is None:
+        if step.origin is None:
             return InstructionSource((), operator, results=len(step.writes))
+        node = self._provenance.source(step.origin) or step.origin
         return InstructionSource(
             (self._handle(node),),
             operator,

@@ -30,7 +30,7 @@ from lowerdeck.emitter.ir.instructions import (
     MoveStep,
     Step,
 )
-from lowerdeck.emitter.ir.overloads import out_variant
+from lowerdeck.emitter.ir.kernel_lookup import out_variant
 from lowerdeck.emitter.ir.values import Role, ScalarValue, Storage, TensorValue, root_of
 from lowerdeck.serializer import TensorList
 from lowerdeck.torch_base import OpOverload, schema_of
@@ -152,13 +152,13 @@ class _Linearizer:
         reads = _tensors(args)
         tensors = tuple(value for value in outs if isinstance(value, TensorValue))
         if kernel.list_out:
-            boxed = [*args, _tensor_list(tensors), _tensor_list(tensors)]
+            boxed = [*args, *[ListArg(TensorList, tensors)] * 2]
         elif len(outs) == 1:
             boxed = [*args, outs[0], outs[0]]
             if kernel.name.startswith("executorch_prim::") or kernel in _ONE_SLOT:
                 boxed.pop()
         elif outs:
-            boxed = [*args, *outs, _tensor_list(tensors)]
+            boxed = [*args, *outs, ListArg(TensorList, tensors)]
         else:
             boxed = [*args, None]
         self._add(KernelStep(kernel, boxed, reads, (*tensors, *rewritten), origin))
@@ -210,7 +210,7 @@ class _Linearizer:
         length: Any = scan.xs[0].shape[0]
         if not isinstance(length, int):
             length = ScalarValue(f"{name}.length", int)
-            self._scalar(runtime_ops.SYM_SIZE, [scan.xs[0], 0], length, scan.origin)
+            self._kernel(runtime_ops.SYM_SIZE, [scan.xs[0], 0], [length], scan.origin)
         self._add(MoveStep(0, turn, scan.origin))
         head = Label()
         self._bind(head)
@@ -224,15 +224,10 @@ class _Linearizer:
             )
             self._add(step)
         self._assign(scan.carried, scan.body.results[:carried], scan.origin)
-        self._scalar(runtime_ops.ADD, [turn, 1], turn, scan.origin)
-        self._scalar(runtime_ops.EQUAL, [turn, length], done, scan.origin)
+        self._kernel(runtime_ops.ADD, [turn, 1], [turn], scan.origin)
+        self._kernel(runtime_ops.EQUAL, [turn, length], [done], scan.origin)
         self._jump(done, head, scan.origin)
         self._loops.append(range(head.index, len(self._steps)))
-
-    def _scalar(
-        self, kernel: Kernel, args: list[Any], out: ScalarValue, origin: fx.Node | None
-    ) -> None:
-        self._kernel(kernel, args, [out], origin)
 
     # Assignments
 
@@ -323,10 +318,6 @@ def _boxed(target: Any, args: Sequence[Any]) -> list[Any]:
     variant = out_variant(target)
     kept = variant.kept if variant is not None else tuple(range(len(arguments)))
     return [box(args[i], str(arguments[i].type)) for i in kept]
-
-
-def _tensor_list(tensors: tuple[TensorValue, ...]) -> ListArg:
-    return ListArg(TensorList, tensors)
 
 
 def _tensors(args: Sequence[Any]) -> tuple[TensorValue, ...]:

@@ -31,14 +31,15 @@ def _parts(number: Any) -> tuple[Any, Any]:
     return pairs.select(-1, 0), pairs.select(-1, 1)
 
 
-def _joined(real: torch.Tensor, imaginary: Any) -> torch.Tensor:
-    if not isinstance(imaginary, torch.Tensor):
-        imaginary = torch.full_like(real, imaginary)
-    if real.shape != imaginary.shape:
+def _joined(real: torch.Tensor, imag: Any) -> torch.Tensor:
+    """Return complex numbers from real and imaginary parts."""
+    if not isinstance(imag, torch.Tensor):
+        imag = torch.full_like(real, imag)
+    if real.shape != imag.shape:
         # The sum broadcasts each part to the shape of both.
-        zeros = torch.zeros_like(real), torch.zeros_like(imaginary)
-        real, imaginary = real + zeros[1], imaginary + zeros[0]
-    return torch.view_as_complex(torch.stack([real, imaginary], -1))
+        zeros = torch.zeros_like(real), torch.zeros_like(imag)
+        real, imag = real + zeros[1], imag + zeros[0]
+    return torch.view_as_complex(torch.stack([real, imag], -1))
 
 
 def _is_complex(number: Any) -> bool:
@@ -124,11 +125,6 @@ def conjugate(self: torch.Tensor) -> Any:
         return self.clone()
     real, imaginary = _parts(self)
     return _joined(real, -imaginary)
-
-
-def from_parts(real: torch.Tensor, imag: torch.Tensor) -> torch.Tensor:
-    """Return complex numbers from real and imaginary parts."""
-    return _joined(real, imag)
 
 
 def polar(abs: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the schema's
@@ -326,7 +322,7 @@ COMPLEX_NUMBERS: dict[OpOverload, Callable[..., Any]] = {
     **{target: _if_complex(rule) for target, rule in _OF_COMPLEX_NUMBERS.items()},
     _ATEN._conj.default: conjugate,
     _ATEN._conj_physical.default: conjugate,
-    _ATEN.complex.default: from_parts,
+    _ATEN.complex.default: _joined,
     _ATEN.polar.default: polar,
     _ATEN._to_copy.default: cast,
     _ATEN._fft_r2c.default: transform_of_real,

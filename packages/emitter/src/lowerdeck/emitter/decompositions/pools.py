@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lowerdeck.emitter.decompositions.volumes import three
 from lowerdeck.torch_base import OpOverload
 
 _ATEN = torch.ops.aten
@@ -35,7 +36,7 @@ def average_pool(
         # An average of averages would be rounded twice.
         return NotImplemented
     kernel, strides, paddings = (
-        _three(amounts) for amounts in (kernel_size, stride or kernel_size, padding)
+        three(amounts) for amounts in (kernel_size, stride or kernel_size, padding)
     )
     flags = (ceil_mode, count_include_pad)
     second = None if divisor_override is None else 1
@@ -83,7 +84,7 @@ def max_pool(
         ceil_mode: Whether windows may extend beyond the end.
     """
     amounts = (kernel_size, stride or kernel_size, padding, dilation)
-    size, strides, paddings, dilations = (_three(amount) for amount in amounts)
+    size, strides, paddings, dilations = (three(amount) for amount in amounts)
     depth, height, width = self.shape[-3:]
     images, indices = _ATEN.max_pool2d_with_indices.default(
         _images(self), size[1:], strides[1:], paddings[1:], dilations[1:], ceil_mode
@@ -140,10 +141,6 @@ def _largest(values: torch.Tensor, dim: int, count: int) -> tuple[torch.Tensor, 
 def _images(volume: torch.Tensor) -> torch.Tensor:
     """Return a volume as a batch of images with the depth as channels."""
     return volume.reshape(-1, *volume.shape[-3:])
-
-
-def _three(amounts: Sequence[int]) -> list[int]:
-    return list(amounts) * 3 if len(amounts) == 1 else list(amounts)
 
 
 POOLS: dict[OpOverload, Callable[..., Any]] = {

@@ -19,32 +19,21 @@ from lowerdeck.torch_base import OpOverload
 _ATEN = torch.ops.aten
 
 
-def remainder(self: torch.Tensor, other: torch.Tensor) -> Any:
+def remainder(self: torch.Tensor, other: Any) -> Any:
     """Return ``remainder`` of integers and of float64.
 
-    The kernel rounds quotients of integers toward zero, and computes float64 in float32.
+    The kernels round quotients of integers toward zero, and compute float64 in float32.
+
+    Args:
+        other: The divisor, a tensor or a number.
     """
-    if torch.float64 in (self.dtype, other.dtype):
-        return _float64_remainder(self, other)
-    if self.is_floating_point() or other.is_floating_point():
+    dtypes = [operand.dtype for operand in (self, other) if isinstance(operand, torch.Tensor)]
+    if torch.float64 in dtypes:
+        rest = torch.fmod(self, other)
+        return torch.where((rest != 0) & ((rest < 0) != (other < 0)), rest + other, rest)
+    if isinstance(other, float) or any(dtype.is_floating_point for dtype in dtypes):
         return NotImplemented
     return self - torch.div(self, other, rounding_mode="floor") * other
-
-
-def remainder_scalar(self: torch.Tensor, other: float) -> Any:
-    """Return ``remainder`` by a number: its kernel has the same faults as that for two tensors."""
-    if self.dtype == torch.float64:
-        return _float64_remainder(self, other)
-    if self.is_floating_point() or isinstance(other, float):
-        return NotImplemented
-    return self - torch.div(self, other, rounding_mode="floor") * other
-
-
-def _float64_remainder(self: torch.Tensor, other: Any) -> torch.Tensor:
-    remainder = torch.fmod(self, other)
-    return torch.where(
-        (remainder != 0) & ((remainder < 0) != (other < 0)), remainder + other, remainder
-    )
 
 
 def _unless_float64(target: OpOverload) -> Callable[..., Any]:
@@ -215,7 +204,7 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     # The kernel aborts on a negative dimension.
     _ATEN.narrow_copy.default: lambda self, *args: torch.narrow(self, *args).clone(),
     _ATEN.remainder.Tensor: remainder,
-    _ATEN.remainder.Scalar: remainder_scalar,
+    _ATEN.remainder.Scalar: remainder,
     _ATEN._log_softmax.default: log_softmax,
     _ATEN.constant_pad_nd.default: constant_pad,
     _ATEN.roll.default: roll,
@@ -224,13 +213,8 @@ QUIRKS: dict[OpOverload, Callable[..., Any]] = {
     _ATEN.split.Tensor: split,
     _ATEN.logit.default: logit,
     _ATEN.empty_permuted.default: empty,
-    **{
-        target: _unless_float64(target)
-        for target in (
-            _ATEN._adaptive_avg_pool2d.default,
-            _ATEN.upsample_bilinear2d.vec,
-        )
-    },
+    _ATEN._adaptive_avg_pool2d.default: _unless_float64(_ATEN._adaptive_avg_pool2d.default),
+    _ATEN.upsample_bilinear2d.vec: _unless_float64(_ATEN.upsample_bilinear2d.vec),
     _ATEN.empty_strided.default: empty,
     _ATEN.hypot.default: hypotenuse,
     _ATEN.histc.default: histogram,

@@ -122,11 +122,8 @@ def embedding_bag(
         rows = rows * per_sample_weights.reshape(-1, 1)
     index = bag.reshape(-1, 1).expand(rows.shape)
     reduced = torch.zeros((bags, weight.size(1)), dtype=rows.dtype)
-    if mode == _MAXIMA:
-        reduced = scatter_reduce(reduced, 0, index, rows, "amax", include_self=False)
-    else:
-        reduce = "mean" if mode == _AVERAGES else "sum"
-        reduced = scatter_reduce(reduced, 0, index, rows, reduce, include_self=False)
+    reduce = {_AVERAGES: "mean", _MAXIMA: "amax"}.get(mode, "sum")
+    reduced = scatter_reduce(reduced, 0, index, rows, reduce, include_self=False)
     if reduced is NotImplemented:
         return reduced
     sizes = torch.zeros_like(offsets)

@@ -35,19 +35,10 @@ _ATEN = torch.ops.aten
 
 # Composite operators that the runtime runs as one kernel, mostly faster than their parts.
 _KEPT = (
-    _ATEN.linear.default,
-    _ATEN.glu.default,
-    _ATEN.logit.default,
-    _ATEN.pixel_shuffle.default,
-    _ATEN.pixel_unshuffle.default,
-    _ATEN.roll.default,
-    _ATEN.stack.default,
-    _ATEN.tril.default,
-    _ATEN.var_mean.correction,
-    _ATEN.floor_divide.default,
-    _ATEN.masked_fill.Scalar,
-    _ATEN.replication_pad1d.default,
-    _ATEN.upsample_bilinear2d.vec,
+    *(_ATEN.linear.default, _ATEN.glu.default, _ATEN.logit.default, _ATEN.pixel_shuffle.default),
+    *(_ATEN.pixel_unshuffle.default, _ATEN.roll.default, _ATEN.stack.default, _ATEN.tril.default),
+    *(_ATEN.var_mean.correction, _ATEN.floor_divide.default, _ATEN.masked_fill.Scalar),
+    *(_ATEN.replication_pad1d.default, _ATEN.upsample_bilinear2d.vec),
     _ATEN.upsample_nearest2d.vec,
 )
 _ATTENTION = _ATEN.scaled_dot_product_attention.default

@@ -43,8 +43,11 @@ def convolution(
     """
     if input.dim() != 5:
         return NotImplemented
-    settings = (stride, padding, dilation, output_padding)
-    in_depth, in_plane = zip(*map(_split_setting, settings), strict=True)
+    settings = [three(amounts) for amounts in (stride, padding, dilation, output_padding)]
+    in_depth, in_plane = (
+        [setting[0] for setting in settings],
+        [setting[1:] for setting in settings],
+    )
     compute = _convolve_transposed if transposed else _convolve
     return compute(input, weight, bias, in_depth, in_plane, groups)
 
@@ -145,10 +148,9 @@ def _convolve_transposed(
     return result if bias is None else result + bias.reshape(-1, 1, 1, 1)
 
 
-def _split_setting(amounts: Sequence[int]) -> tuple[int, list[int]]:
-    """Split a per-dimension setting into that of the depth and those of height and width."""
-    three = list(amounts) * 3 if len(amounts) == 1 else list(amounts)
-    return three[0], three[1:]
+def three(amounts: Sequence[int]) -> list[int]:
+    """Return the amount of each of three dimensions, given one for all or one for each."""
+    return list(amounts) * 3 if len(amounts) == 1 else list(amounts)
 
 
 VOLUMES: dict[OpOverload, Callable[..., Any]] = {

@@ -25,9 +25,8 @@ class ConstantPool:
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = [Buffer(b"")]
-        self._by_content: dict[bytes, int] = {}
-        # By address and length of memory that ``buffers`` keeps alive.
-        self._by_memory: dict[tuple[int, int], int] = {}
+        # By content, or by address and length of memory that ``buffers`` keeps alive.
+        self._indices: dict[bytes | tuple[int, int], int] = {}
         # Each entry keeps its source tensor alive, so that the address is not reused.
         self._laid_out: dict[Any, tuple[torch.Tensor, memoryview]] = {}
 
@@ -56,19 +55,12 @@ class ConstantPool:
         Args:
             data: A slice of the result of :meth:`bytes_of`.
         """
-        small = bytes(data) if len(data) <= _COMPARED_UP_TO else None
-        if small is not None and small in self._by_content:
-            return self._by_content[small]
-        memory = (_address(data), len(data))
-        if small is None and memory in self._by_memory:
-            return self._by_memory[memory]
-        index = len(self.buffers)
-        self.buffers.append(Buffer(data))
-        if small is not None:
-            self._by_content[small] = index
-        else:
-            self._by_memory[memory] = index
-        return index
+        small = len(data) <= _COMPARED_UP_TO
+        key = bytes(data) if small else (_address(data), len(data))
+        if key not in self._indices:
+            self._indices[key] = len(self.buffers)
+            self.buffers.append(Buffer(data))
+        return self._indices[key]
 
 
 def _has_layout(tensor: torch.Tensor, dim_order: tuple[int, ...]) -> bool:
@@ -100,4 +92,4 @@ def _view(tensor: torch.Tensor) -> memoryview:
 
 
 def _address(data: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_ubyte.from_buffer(data)) if len(data) else 0
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(data))

@@ -291,7 +291,7 @@ class _Reader:
         return {
             _HIGHER_ORDER.cond: self._cond,
             _HIGHER_ORDER.while_loop: self._while,
-            _HIGHER_ORDER.map_impl: self._map,
+            _HIGHER_ORDER.map_impl: self._scan,
             _HIGHER_ORDER.scan: self._scan,
         }
 
@@ -343,7 +343,7 @@ class _Reader:
         for node, value in zip(inner, arguments, strict=True):
             self._env[node] = value
         block = Block()
-        block.results = tree_leaves_keep_none(self._walk(module, block))
+        block.results = pytree.tree_leaves(self._walk(module, block))
         return block
 
     def _fresh(self, name: str, templates: Sequence[Any]) -> list[Any]:
@@ -377,17 +377,13 @@ class _Reader:
             node,
         )
 
-    def _map(self, node: fx.Node) -> Operation:
-        body, xs, *extra = self._look_up(node.args)
-        return self._loop(node, body, [], xs, *extra)
-
     def _scan(self, node: fx.Node) -> Operation:
-        return self._loop(node, *self._look_up(node.args))
-
-    def _loop(
-        self, node: fx.Node, body: Any, initial: Sequence[Any], xs: Sequence[Any], extra: Any = ()
-    ) -> Operation:
         """Return the ``Scan`` of a scan or map node; a map has no carried values."""
+        body, *operands = self._look_up(node.args)
+        if node.target is _HIGHER_ORDER.map_impl:
+            operands.insert(0, [])
+        initial, xs, *optional_extra = operands
+        extra = optional_extra[0] if optional_extra else ()
         inner = [item for item in body.graph.nodes if item.op == "placeholder"]
         metas, count = list(node.meta["val"]), len(initial)
         carried = self._fresh(f"{node.name}.carry", metas[:count])
@@ -407,11 +403,3 @@ def _broadcast_size(left: Sequence[int], right: Sequence[int]) -> int:
     rank = max(len(left), len(right))
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in (left, right)]
     return prod(b if a == 1 else a for a, b in zip(*padded, strict=True))
-
-
-def tree_leaves_keep_none(results: Sequence[Any]) -> list[Any]:
-    """Return the leaves of ``results`` as one flat list; None counts as a leaf."""
-    flat: list[Any] = []
-    for item in results:
-        flat.extend(tree_leaves_keep_none(item) if isinstance(item, (list, tuple)) else [item])
-    return flat

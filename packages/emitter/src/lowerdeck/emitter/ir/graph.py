@@ -89,6 +89,21 @@ class Call:
         name = self.op_name.removesuffix("_copy")
         return "view" if name in VIEWS else name
 
+    @property
+    def order(self) -> list[int]:
+        """Return the source's dimension for each one of a ``permute``, ``transpose`` or ``t``."""
+        source, *dims = self.args
+        rank = max(source.rank, 1)
+        if self.view_name == "permute":
+            return [dim % rank for dim in dims[0]]
+        order = list(range(source.rank))
+        if self.view_name == "t":
+            order.reverse()
+        elif order:
+            first, second = dims[0] % rank, dims[1] % rank
+            order[first], order[second] = second, first
+        return order
+
 
 @dataclass(eq=False, slots=True)
 class Delegate:

@@ -68,13 +68,7 @@ def _transposed(call: Call) -> TensorValue | None:
         return None
     if any(isinstance(dim, ScalarValue) for dim in dims):
         return None
-    if call.view_name == "permute":
-        order = [dim % 2 for dim in dims[0]]
-    elif call.view_name == "transpose":
-        order = [0, 1] if dims[0] % 2 == dims[1] % 2 else [1, 0]
-    else:
-        order = [1, 0]
-    return source if order == [1, 0] else None
+    return source if call.order == [1, 0] else None
 
 
 def _is_row(bias: Any, right: Any) -> bool:

@@ -46,16 +46,11 @@ def _unequal(call: Call, before: list[Operation]) -> None:
     _become(call, torch.sym_not, same)
 
 
-def _both(call: Call, _before: list[Operation]) -> None:
+def _logical(call: Call, _before: list[Operation]) -> None:
     left, right = call.args
     if _kind(left) is bool and _kind(right) is bool:
-        _become(call, torch.sym_ite, left, right, False)
-
-
-def _either(call: Call, _before: list[Operation]) -> None:
-    left, right = call.args
-    if _kind(left) is bool and _kind(right) is bool:
-        _become(call, torch.sym_ite, left, True, right)
+        cases = (right, False) if call.target is operator.and_ else (True, right)
+        _become(call, torch.sym_ite, left, *cases)
 
 
 def _floor(call: Call, before: list[Operation]) -> None:
@@ -130,8 +125,8 @@ def _item(result: TensorValue, call: Call, before: list[Operation]) -> None:
 
 _RULES: dict[Any, Rule] = {
     operator.ne: _unequal,
-    operator.and_: _both,
-    operator.or_: _either,
+    operator.and_: _logical,
+    operator.or_: _logical,
     math.floor: _floor,
     operator.pow: _power,
     round: _rounded,

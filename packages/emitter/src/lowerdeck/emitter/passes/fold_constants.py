@@ -130,7 +130,7 @@ class _Folder:
         size = sum(out.nbytes for out in outs)
         if size > _ALWAYS_UP_TO:
             return False
-        results = call.target(*[_real(argument) for argument in _positional(call)], **_named(call))
+        results = call.target(**_named(call))
         results = list(results) if isinstance(results, (list, tuple)) else [results]
         for out, result in zip(outs, results, strict=True):
             out.constant = result.detach().contiguous()
@@ -164,17 +164,12 @@ def _fold_empty(call: Call) -> bool:
     return True
 
 
-def _positional(call: Call) -> list[Any]:
-    arguments = schema_of(call.target).arguments
-    return [value for value, a in zip(call.args, arguments, strict=True) if not a.kwarg_only]
-
-
 def _named(call: Call) -> dict[str, Any]:
     arguments = schema_of(call.target).arguments
     return {
         a.name: _real(value)
         for value, a in zip(call.args, arguments, strict=True)
-        if a.kwarg_only and value is not None
+        if not a.kwarg_only or value is not None
     }
 
 

@@ -100,8 +100,7 @@ def _find_matrices(
                 break
             return _Matrices(source, count, steps[::-1], is_transposed)
         if call.view_name == "permute":
-            order = [dim % source.rank for dim in call.args[1]]
-            if is_transposed or order != _transposed(range(source.rank)):
+            if is_transposed or call.order != _transposed(range(source.rank)):
                 break
             is_transposed = True
             steps = [(view, _transposed(sizes)) for view, sizes in steps]

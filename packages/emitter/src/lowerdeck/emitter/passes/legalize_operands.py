@@ -13,8 +13,8 @@ import torch
 
 from lowerdeck.emitter._torch_private import overload_packet
 from lowerdeck.emitter.ir.graph import Call, Method, Operation
+from lowerdeck.emitter.ir.kernel_lookup import out_variant
 from lowerdeck.emitter.ir.kernels import KernelTable
-from lowerdeck.emitter.ir.overloads import out_variant
 from lowerdeck.emitter.ir.values import Role, ScalarValue, TensorValue
 from lowerdeck.emitter.passes.rewriting import Rule, by_target, cast, rewrite
 from lowerdeck.torch_base import OpOverload, overload_name, schema_of, size_range, varies
@@ -75,13 +75,13 @@ def _scalar_overload(target: OpOverload, table: KernelTable) -> OpOverload | Non
 
 def _scalar_tensor(operand: Any, call: Call, before: list[Operation]) -> TensorValue:
     name = f"{call.outs[0].name}.number" if call.outs else "number"
-    if isinstance(operand, ScalarValue):
-        value = TensorValue(name, _DTYPES[operand.kind], (), (), ())
-        target = torch.ops.aten.scalar_tensor.default
-        args = [operand, *[None] * (len(schema_of(target).arguments) - 1)]
-        before.append(Call(target, args, [value], call.origin))
+    is_computed = isinstance(operand, ScalarValue)
+    kind = operand.kind if is_computed else type(operand)
+    value = TensorValue(name, _DTYPES[kind], (), (), ())
+    if is_computed:
+        args = [operand, *[None] * 4]
+        before.append(Call(_ATEN.scalar_tensor.default, args, [value], call.origin))
         return value
-    value = TensorValue(name, _DTYPES[type(operand)], (), (), ())
     value.constant = torch.tensor(operand, dtype=value.dtype)
     value.fixed_role = Role.CONSTANT
     return value

@@ -77,9 +77,7 @@ def _join(call: Call, producers: dict[Value, Call]) -> None:
     if before is None or before.view_name != name:
         return
     if name == "permute":
-        rank = before.args[0].rank
-        first = [dim % max(rank, 1) for dim in before.args[1]]
-        call.args = [before.args[0], [first[dim % max(rank, 1)] for dim in call.args[1]]]
+        call.args = [before.args[0], [before.order[dim] for dim in call.order]]
     elif call.outs[0].dtype == before.args[0].dtype:  # type: ignore[union-attr]
         call.args = [before.args[0], *call.args[1:]]
 
@@ -120,8 +118,7 @@ def _changes_nothing(call: Call) -> bool:
     if not _same_shape(source, out):
         return False
     if call.view_name == "permute":
-        rank = max(source.rank, 1)
-        return [dim % rank for dim in call.args[1]] == list(range(source.rank))
+        return call.order == list(range(source.rank))
     if call.op_name == "add":
         # A float that is -0 would become 0.
         return (

@@ -86,9 +86,10 @@ def _beyond_kernel(call: Call, kernel: Kernel, table: KernelTable) -> str:
         return "the kernel computes only the one-sided transform"
     official = kernel.full_name in OFFICIAL_KERNELS
     takes_complex = kernel.name.partition("::")[2] in table.complex_numbers
-    if official and not takes_complex and any(dtype.is_complex for dtype in _dtypes(call)):
+    dtypes = list(_dtypes(call)) if official else []
+    if not takes_complex and any(dtype.is_complex for dtype in dtypes):
         return "the kernel does not support complex dtypes"
-    if official and _bytes_of_floats(call):
+    if any(dtype.is_floating_point and dtype.itemsize == 1 for dtype in dtypes):
         return "the kernel does not support float8 dtypes"
     if call.op_name in ("as_strided", "as_strided_copy") and (why := _as_strided_conflict(call)):
         return why
@@ -117,10 +118,6 @@ def _as_strided_conflict(call: Call) -> str:
     if 0 not in size and last >= traced.numel():
         return "it reads past its argument's elements; take the whole tensor as its argument"
     return ""
-
-
-def _bytes_of_floats(call: Call) -> bool:
-    return any(dtype.is_floating_point and dtype.itemsize == 1 for dtype in _dtypes(call))
 
 
 def _dtypes(call: Call) -> Iterator[torch.dtype]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -43,11 +44,15 @@ def _share(call: Call, at_run_time: dict[TensorValue, TensorValue]) -> None:
     if not isinstance(source, TensorValue) or not outs:
         return
     if call.view_name in _PAIRS:
-        _share_pairs(source, outs[0])
+        out = outs[0]
+        if not (_varies(source) or out.dynamic) and source.contiguous and out.contiguous:
+            out.base = source
         return
     if any(out.dtype.itemsize != source.dtype.itemsize for out in outs):
         return
-    if any(out.dtype != source.dtype for out in outs) and not _reads_bits(call):
+    # A view may reinterpret the same bytes as another dtype.
+    reads_bits = call.view_name in _RESHAPES and isinstance(call.args[1], torch.dtype)
+    if any(out.dtype != source.dtype for out in outs) and not reads_bits:
         return
     if _varies(source) or any(out.dynamic for out in outs):
         size = _size_at_run_time(call, source, outs[0])
@@ -62,17 +67,6 @@ def _share(call: Call, at_run_time: dict[TensorValue, TensorValue]) -> None:
         return
     for out, offset in zip(outs, offsets, strict=True):
         out.base, out.base_offset = source, offset
-
-
-def _share_pairs(source: TensorValue, out: TensorValue) -> None:
-    if _varies(source) or out.dynamic or not (source.contiguous and out.contiguous):
-        return
-    out.base, out.base_offset = source, 0
-
-
-def _reads_bits(call: Call) -> bool:
-    """Return whether ``call`` reinterprets the same bytes as another dtype."""
-    return call.view_name in _RESHAPES and isinstance(call.args[1], torch.dtype)
 
 
 def _varies(source: TensorValue) -> bool:
@@ -111,21 +105,14 @@ def _offsets(call: Call, source: TensorValue, outs: Sequence[TensorValue]) -> Se
     if name in _PERMUTES:
         return [0] if _keeps_order(call, source) else None
     if name == "select" and _outermost(args[1], source):
-        index = args[2]
-        if not isinstance(index, int):
-            return None
-        first = _first_dim(args[1], source)
-        return [(index % source.sizes[first]) * out.nbytes]
+        size = source.sizes[_first_dim(args[1], source)]
+        return [(args[2] % size) * out.nbytes] if isinstance(args[2], int) else None
     if name == "slice" and _outermost(args[1], source):
         return _slice_offset(args, source)
     if name in ("split_with_sizes", "split", "unbind"):
         dim = args[1] if name == "unbind" else args[2]
-        if not _outermost(dim, source):
-            return None
-        starts = [0]
-        for part in outs[:-1]:
-            starts.append(starts[-1] + part.nbytes)
-        return starts
+        if _outermost(dim, source):
+            return list(accumulate((part.nbytes for part in outs[:-1]), initial=0))
     return None
 
 
@@ -153,20 +140,10 @@ def _slice_offset(args: Sequence[Any], source: TensorValue) -> list[int] | None:
 
 def _keeps_order(call: Call, source: TensorValue) -> bool:
     """Return whether a permutation moves only dimensions of size 1."""
-    rank, name, args = source.rank, call.view_name, call.args
-    order = list(range(rank))
-    if name == "permute":
-        order = [dim % max(rank, 1) for dim in args[1]]
-    elif name == "transpose":
-        first, second = (dim % max(rank, 1) for dim in args[1:3]) if rank else (0, 0)
-        if rank:
-            order[first], order[second] = order[second], order[first]
-    else:
-        order.reverse()
     # A dynamic size may be 1, but comparing it would add a guard.
-    moved = [dim for dim in order if source.sizes[dim] != 1 or not _fixed(source, dim)]
+    moved = [
+        dim
+        for dim in call.order
+        if source.sizes[dim] != 1 or not isinstance(source.shape[dim], int)
+    ]
     return moved == sorted(moved)
-
-
-def _fixed(source: TensorValue, dim: int) -> bool:
-    return isinstance(source.shape[dim], int)

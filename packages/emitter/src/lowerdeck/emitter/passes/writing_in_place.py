@@ -123,7 +123,7 @@ class _Merger:
         producer = self._code.steps[first]
         if source not in producer.writes or not isinstance(producer, KernelStep):
             return None
-        if self._inside_control_flow(first):
+        if any(first in part for part in (*self._code.loops, *self._code.branches)):
             return None
         between = [i for i in self._uses[target] if first <= i < index]
         if between and (between != [first] or not self._is_in_place_safe(producer, source, state)):
@@ -134,9 +134,6 @@ class _Merger:
         self._uses[target] = sorted({*self._uses[target], *uses})
         return first
 
-    def _inside_control_flow(self, index: int) -> bool:
-        return any(index in part for part in (*self._code.loops, *self._code.branches))
-
     def _is_in_place_safe(self, step: KernelStep, out: TensorValue, old: TensorValue) -> bool:
         """Return whether ``step`` may write ``out`` into the memory of ``old``."""
         name = step.kernel.name.partition("::")[2]
@@ -145,9 +142,7 @@ class _Merger:
             return False
         if len(step.writes) > 1 and name not in self._table.first_out_in_place:
             return False
-        if self._is_for_rewriting(step):
-            return True
-        if name in self._table.in_place_safe:
+        if self._is_for_rewriting(step) or name in self._table.in_place_safe:
             return True
         return name in self._table.writes_into_self and alike == [step.reads[0]]
 
