@@ -39,8 +39,8 @@ class RealSizes:
     """Sizes inferred from the graph's inputs, node by node.
 
     The runtime infers them at each call and uses the declared sizes of intermediate values only to
-    allocate memory. If the result of a node cannot be inferred, its declared sizes are used; 0 (dynamic)
-    is unknown.
+    allocate memory. If the result of a node cannot be inferred, its declared sizes are used; 0
+    (dynamic) is unknown.
     """
 
     def __init__(self, values: Mapping[int, XnnValue]) -> None:
