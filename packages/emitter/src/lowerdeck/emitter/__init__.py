@@ -1,10 +1,8 @@
 """Emit an ExportedProgram as a Program for the official ExecuTorch runtime."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from lowerdeck.emitter.bounds import Bounds, bounded
 from lowerdeck.emitter.config import EmitConfig
+from lowerdeck.emitter.decompositions.experts import pre_partition_rules
 from lowerdeck.emitter.emission import emit
 from lowerdeck.emitter.errors import (
     DecompositionError,
@@ -27,9 +25,6 @@ from lowerdeck.emitter.memory.memory_plan import (
 )
 from lowerdeck.emitter.program import EmittedProgram
 from lowerdeck.serializer import RUNTIME_VERSION
-
-if TYPE_CHECKING:
-    from lowerdeck.emitter.decompositions.table import pre_partition_rules
 
 __all__ = [
     # Emission
@@ -62,10 +57,3 @@ __all__ = [
     "UnboundedSizeError",
     "UnsupportedError",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import the table of decompositions at the first access to one of its names."""
-    if name != "pre_partition_rules":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.decompositions.table").pre_partition_rules

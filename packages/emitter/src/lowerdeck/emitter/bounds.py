@@ -115,8 +115,7 @@ def _bounded(
             bound = bounds if upper is None else upper
         else:
             by_dimension = bounds.get(node.name)
-            requested: dict[tuple[str, int | None], Any]
-            requested = {
+            requested: dict[tuple[str, int | None], Any] = {
                 (name, None): bounds.get(name) for name in (names[str(symbol)], str(symbol))
             }
             if isinstance(by_dimension, Mapping):

@@ -180,12 +180,10 @@ class PlanBuilder:
             case ListArg():
                 # Numbers of integer lists may be computed at run time.
                 literal = argument.kind in (DoubleList, BoolList)
-                items = argument.items if literal else map(self._item_index, argument.items)
-                return argument.kind(list(items))
+                return argument.kind(
+                    [x if literal else -1 if x is None else self._index(x) for x in argument.items]
+                )
         raise TypeError(f"no value kind for {argument!r}")
-
-    def _item_index(self, item: Any) -> int:
-        return -1 if item is None else self._index(item)
 
     def _tensor_index(self, value: TensorValue) -> int:
         position = self._by_value.get(value)

@@ -1,13 +1,14 @@
-"""Grouped matrix products of mixtures of experts."""
+"""Grouped matrix products of mixtures of experts, and the rules to apply before partitioning."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import reduce
 from typing import Any
 
 import torch
 
+from lowerdeck.emitter.decompositions.volumes import conv3d
 from lowerdeck.torch_base import OpOverload
 
 
@@ -22,6 +23,17 @@ def expert_rules() -> dict[OpOverload, Callable[..., Any]]:
         if packet is not None:
             rules[packet.default] = rule
     return rules
+
+
+def pre_partition_rules(selective: Container[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
+    """Return rules to apply before partitioning, so that backends get the resulting operators.
+
+    Args:
+        selective: Operators for which every partitioner supports only some calls; a rule
+            decomposes the other calls.
+    """
+    volumes = torch.ops.aten.conv3d.default
+    return {**expert_rules(), **({volumes: conv3d} if volumes in selective else {})}
 
 
 def grouped_product(

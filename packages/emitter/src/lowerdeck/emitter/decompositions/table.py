@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -26,7 +26,7 @@ from lowerdeck.emitter.decompositions.random_numbers import RANDOM_NUMBERS
 from lowerdeck.emitter.decompositions.running import RUNNING
 from lowerdeck.emitter.decompositions.scatter_reductions import SCATTER_REDUCTIONS
 from lowerdeck.emitter.decompositions.sums import HALF_SUMS, SUMS
-from lowerdeck.emitter.decompositions.volumes import VOLUMES, conv3d
+from lowerdeck.emitter.decompositions.volumes import VOLUMES
 from lowerdeck.emitter.ir.kernel_lookup import find_kernel
 from lowerdeck.torch_base import OpOverload, composite_parts, core_decompositions
 
@@ -53,8 +53,6 @@ _REFERENCES = (
     _ATEN.triu_indices.default,
 )
 
-_CONV3D = _ATEN.conv3d.default
-
 # Our own rules, which take precedence over torch's.
 _RULES: dict[OpOverload, Rule] = {
     **QUIRKS,
@@ -69,17 +67,6 @@ _RULES: dict[OpOverload, Rule] = {
     **ANTIALIASING,
     **NORMS,
 }
-
-
-def pre_partition_rules(selective: Container[OpOverload]) -> dict[OpOverload, Rule]:
-    """Return rules to apply before partitioning, so that backends get the resulting operators.
-
-    Args:
-        selective: Operators for which every partitioner supports only some calls; a rule
-            decomposes the other calls.
-    """
-    volumes = {_CONV3D: conv3d} if _CONV3D in selective else {}
-    return {**expert_rules(), **volumes}
 
 
 def own_rules(settings: EmitConfig, *, complex_numbers: bool = False) -> dict[Any, Rule]:

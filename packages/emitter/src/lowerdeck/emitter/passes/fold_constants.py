@@ -82,9 +82,7 @@ class _Folder:
             if isinstance(operation, Call) and _fold_empty(operation):
                 continue
             if isinstance(operation, Call) and self._is_fixed(operation):
-                if self._folded(operation):
-                    continue
-                if self._is_equal_to_earlier(operation, values_by_key):
+                if self._folded(operation) or self._is_equal_to_earlier(operation, values_by_key):
                     continue
                 self._fixed.update(operation.outs)
             elif isinstance(operation, Call) and self._is_of_sizes(operation):
@@ -111,9 +109,8 @@ class _Folder:
         )
 
     def _is_fixed(self, call: Call) -> bool:
-        if not _is_foldable(call):
-            return False
-        if any(isinstance(out, TensorValue) and out.dynamic for out in call.outs):
+        varies = any(isinstance(out, TensorValue) and out.dynamic for out in call.outs)
+        if varies or not _is_foldable(call):
             return False
         return all(self._known(value) for value in values_in(call.args))
 

@@ -136,17 +136,14 @@ def _all_sizes(tensor: TensorValue) -> list[Size]:
 def _matrix_product(call: Call) -> _Empty:
     """Fill with zeros: the kernel does not write its output for an empty sum."""
     left, right = call.args[:2]
+    columns = (right, 0 if call.op_name == "linear" else right.rank - 1)
     rows = [[size] for size in _all_sizes(left)[:-1]]
-    return _Empty([(left, left.rank - 1)], [*rows, [(right, right.rank - 1)]])
+    return _Empty([(left, left.rank - 1)], [*rows, [columns]])
 
 
 def _linear(call: Call) -> _Empty | None:
     """Fill with zeros if there is no bias; with one, the kernel initializes the output."""
-    source, weight, bias = call.args
-    if bias is not None:
-        return None
-    rows = [[size] for size in _all_sizes(source)[:-1]]
-    return _Empty([(source, source.rank - 1)], [*rows, [(weight, 0)]])
+    return _matrix_product(call) if call.args[2] is None else None
 
 
 def _extreme(call: Call) -> _Empty | None:

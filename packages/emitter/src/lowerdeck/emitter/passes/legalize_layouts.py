@@ -19,12 +19,11 @@ from lowerdeck.emitter.frontend.tensors import layout_of
 from lowerdeck.emitter.ir.graph import (
     Block,
     Call,
-    Cond,
     Delegate,
     Method,
     Operation,
     Scan,
-    While,
+    blocks_of,
     values_in,
 )
 from lowerdeck.emitter.ir.kernels import KernelTable
@@ -72,21 +71,15 @@ class _Layouts:
         block.body = body
 
     def _operation(self, operation: Operation) -> None:
-        match operation:
-            case Call():
-                self._call(operation)
-            case Delegate():
-                self._delegate(operation)
-            case Cond():
-                for branch in operation.branches:
-                    self.block(branch)
-            case While():
-                self.block(operation.condition)
-                self.block(operation.body)
-            case Scan():
-                # The kernel that selects rows supports only the contiguous layout.
-                operation.xs = [self._contiguous(value) for value in operation.xs]
-                self.block(operation.body)
+        if isinstance(operation, Call):
+            self._call(operation)
+        elif isinstance(operation, Delegate):
+            self._delegate(operation)
+        elif isinstance(operation, Scan):
+            # The kernel that selects rows supports only the contiguous layout.
+            operation.xs = [self._in_order(x, contiguous_order(x.rank)) for x in operation.xs]
+        for inner in blocks_of(operation):
+            self.block(inner)
 
     def _call(self, call: Call) -> None:
         tensors = [value for value in values_in(call.args) if isinstance(value, TensorValue)]
@@ -94,16 +87,15 @@ class _Layouts:
             self._copy(call)
         elif self._table.is_open and call.is_foreign:
             self._foreign(call)
-        elif self._takes_channels_last(call, tensors) and _all_channels_last(tensors):
-            rank = _image_rank(tensors)
-            order = channels_last_order(rank)
+        else:
+            rank: int | None = None
+            order: DimOrder = ()
+            if self._takes_channels_last(call, tensors) and _all_channels_last(tensors):
+                rank = _image_rank(tensors)
+                order = channels_last_order(rank)
             call.args = self._laid_out(call.args, rank, order)
             for out in _tensor_outs(call):
                 out.dim_order = order if out.rank == rank else contiguous_order(out.rank)
-        else:
-            call.args = self._laid_out(call.args, None, ())
-            for out in _tensor_outs(call):
-                out.dim_order = contiguous_order(out.rank)
 
     def _foreign(self, call: Call) -> None:
         """Give a kernel of another library the layouts that the program records.
@@ -178,9 +170,6 @@ class _Layouts:
             return [self._laid_out(item, rank, order) for item in argument]
         return argument
 
-    def _contiguous(self, value: TensorValue) -> TensorValue:
-        return self._in_order(value, contiguous_order(value.rank))
-
     def _in_order(self, value: TensorValue, order: DimOrder) -> TensorValue:
         if value.dim_order == order:
             return value
@@ -190,11 +179,8 @@ class _Layouts:
         relaid = value.like(f"{value.name}.relaid", order)
         if value.constant is not None and not value.state:
             # Its bytes are written in the other order: no run-time cost.
-            relaid.constant, relaid.key, relaid.fixed_role = (
-                value.constant,
-                value.key,
-                Role.CONSTANT,
-            )
+            relaid.constant, relaid.key = value.constant, value.key
+            relaid.fixed_role = Role.CONSTANT
         else:
             args = [value, False, list(order)]
             self._before.append(Call(CLONE_DIM_ORDER, args, [relaid], None))

@@ -55,11 +55,9 @@ def _sweep(block: Block, replaced: dict[Value, Any], producers: dict[Value, Call
             _sweep(inner, replaced, producers)
         if isinstance(operation, Call):
             _join(operation, producers)
-            if (pairs := _pairs_of(operation, producers)) is not None:
-                replaced[operation.outs[0]] = pairs
-                continue
-            if _changes_nothing(operation):
-                replaced[operation.outs[0]] = _changed(operation)
+            same = _pairs_of(operation, producers)
+            if same is not None or _changes_nothing(operation):
+                replaced[operation.outs[0]] = _changed(operation) if same is None else same
                 continue
             for out in operation.outs:
                 producers[out] = operation

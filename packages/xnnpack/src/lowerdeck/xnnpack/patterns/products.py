@@ -23,10 +23,9 @@ _aten = torch.ops.aten
 
 
 def _linear(match: Match) -> Arguments | None:
-    x, w, b = (match.bindings.get(name) for name in ("x", "w", "b"))
-    if not swaps_last_two(match.bindings["turned"]) or not _is_row_by_row(match, shape_of(w)[0]):  # type: ignore[arg-type]  # a leaf
-        return None
-    return (x, w, b) if b is None or len(shape_of(b)) == 1 else None
+    x, w, b = (match.bindings[name] for name in ("x", "w", "b"))
+    is_layer = swaps_last_two(match.bindings["turned"]) and len(shape_of(b)) == 1
+    return (x, w, b) if is_layer and _is_row_by_row(match, shape_of(w)[0]) else None
 
 
 def _rows_times_matrix(match: Match) -> Arguments | None:
@@ -78,11 +77,9 @@ def _side(leaf: Leaf, name: str) -> Piece:
 
 _ROWS = view(X, "rows")
 _ADDMM = Piece("addmm", B, _ROWS, turned(W, "turned"))
-_MM = Piece("mm", _ROWS, turned(W, "turned"))
 _BMM = Piece("bmm", _side(X, "left"), _side(W, "right"))
 PRODUCTS = (
     OperatorPattern(_aten.linear.default, view(_ADDMM), _linear),
-    OperatorPattern(_aten.linear.default, view(_MM), _linear),
     OperatorPattern(_aten.matmul.default, view(Piece("mm", _ROWS, W)), _rows_times_matrix),
     OperatorPattern(
         _aten.addmm.default,
