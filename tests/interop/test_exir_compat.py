@@ -267,7 +267,9 @@ def test_an_engine_is_delegated_as_torch_tensorrt_does_it() -> None:
             constant_methods={"get_max_seq_len": 32},
             compile_config=exir.EdgeCompileConfig(_check_ir_validity=False),
         )
-        with pytest.warns(SettingWarning, match="EngineBackend targets cuda:0, but emit plans"):
+        with pytest.warns(
+            SettingWarning, match="EngineBackend targets cuda:0, but only CPU memory is planned"
+        ):
             file = deserialize_pte(edge.to_executorch(exir.ExecutorchBackendConfig()).buffer)
     for plan in file.execution_plan[:2]:
         assert [one.id for one in plan.delegates].count("EngineBackend") == 1
