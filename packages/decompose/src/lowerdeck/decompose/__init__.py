@@ -1,21 +1,18 @@
 """Decompose exported programs into core operators, tracing each distinct call once."""
 
-# ruff: noqa: F403, F405 (`__all__` lists the names once; type checkers resolve them through the
-# star imports)
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # ``__all__`` selects their public names
-    from lowerdeck.decompose._torch_private import *
-    from lowerdeck.decompose.cache import *
-    from lowerdeck.decompose.decomposing import *
-    from lowerdeck.decompose.devices import *
-    from lowerdeck.decompose.errors import *
-    from lowerdeck.decompose.inner_tensors import *
-    from lowerdeck.decompose.keeping import *
-    from lowerdeck.decompose.results import *
-    from lowerdeck.decompose.rules import *
+if TYPE_CHECKING:
+    from lowerdeck.decompose._torch_private import declines
+    from lowerdeck.decompose.cache import DecompositionCache
+    from lowerdeck.decompose.decomposing import decompose, decompose_graph, explain, functionalize
+    from lowerdeck.decompose.devices import methods_on_cpu, on_cpu
+    from lowerdeck.decompose.errors import DecomposeError
+    from lowerdeck.decompose.inner_tensors import unwrap_subclass_parameters
+    from lowerdeck.decompose.keeping import can_keep
+    from lowerdeck.decompose.results import Explanation, Parts
+    from lowerdeck.decompose.rules import Rules, keep_whole
 
 __all__ = [
     "DecomposeError",

@@ -24,20 +24,33 @@ Hierarchies (groups in groups) go through ``outline``, on which everything else 
 Code of changed and new modules is generated at first use, or immediately by ``generate_code``.
 """
 
-# ruff: noqa: F403, F405 (`__all__` lists the names once; type checkers resolve them through the
-# star imports)
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # ``__all__`` selects their public names
-    from lowerdeck.graph_fuser._torch_private import *
-    from lowerdeck.graph_fuser.errors import *
-    from lowerdeck.graph_fuser.order import *
-    from lowerdeck.graph_fuser.outliner import *
-    from lowerdeck.graph_fuser.proposer import *
-    from lowerdeck.graph_fuser.regions import *
-    from lowerdeck.graph_fuser.torch_names import *
+if TYPE_CHECKING:
+    from lowerdeck.graph_fuser._torch_private import generate_code
+    from lowerdeck.graph_fuser.errors import CycleError, GraphFuserError, RegionError
+    from lowerdeck.graph_fuser.order import legalize_graph, topo_sort
+    from lowerdeck.graph_fuser.outliner import (
+        FusedPartition,
+        InputOrder,
+        OutlinedRegion,
+        OutlinePlan,
+        create_submodule_from_nodes,
+        fuse_partitions,
+        outline,
+        plan_outline,
+        validate_partition,
+    )
+    from lowerdeck.graph_fuser.proposer import LeftOut, Proposal, Reason, propose_partitions
+    from lowerdeck.graph_fuser.regions import Region
+    from lowerdeck.graph_fuser.torch_names import (
+        CapabilityBasedPartitioner,
+        erase_nodes,
+        fuse_as_graphmodule,
+        fuse_by_partitions,
+        insert_subgm,
+    )
 
 __all__ = [
     # Regions and the outliner

@@ -1,40 +1,98 @@
 """Lower parts of an ExportedProgram to compiler backends."""
 
-# ruff: noqa: F403, F405 (`__all__` lists the names once; type checkers resolve them through the
-# star imports)
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from lowerdeck.graph_fuser import create_submodule_from_nodes
 from lowerdeck.torch_base import arguments_of, executorch_call_delegate
 
-if TYPE_CHECKING:  # ``__all__`` selects their public names
-    from lowerdeck.lowered_module.authoring.backend import *
-    from lowerdeck.lowered_module.authoring.declarative import *
-    from lowerdeck.lowered_module.authoring.delegate_mapping import *
-    from lowerdeck.lowered_module.authoring.module_partitioner import *
-    from lowerdeck.lowered_module.authoring.node_partitioner import *
-    from lowerdeck.lowered_module.authoring.partition_view import *
-    from lowerdeck.lowered_module.authoring.partitioner import *
-    from lowerdeck.lowered_module.authoring.registry import *
-    from lowerdeck.lowered_module.authoring.rejects import *
-    from lowerdeck.lowered_module.choosing import *
-    from lowerdeck.lowered_module.delegate.module import *
-    from lowerdeck.lowered_module.errors import *
-    from lowerdeck.lowered_module.inspect.float_weights import *
-    from lowerdeck.lowered_module.inspect.graph_page import *
-    from lowerdeck.lowered_module.inspect.inspection import *
-    from lowerdeck.lowered_module.inspect.summary import *
-    from lowerdeck.lowered_module.lowering import *
-    from lowerdeck.lowered_module.pipeline import *
-    from lowerdeck.lowered_module.program.constants import *
-    from lowerdeck.lowered_module.program.debug_handles import *
-    from lowerdeck.lowered_module.program.edge_form import *
-    from lowerdeck.lowered_module.program.foldable import *
-    from lowerdeck.lowered_module.program.tags import *
-    from lowerdeck.lowered_module.progress import *
-    from lowerdeck.lowered_module.quantization import *
+if TYPE_CHECKING:
+    from lowerdeck.lowered_module.authoring.backend import (
+        BackendDetails,
+        CompileSpec,
+        PreprocessResult,
+    )
+    from lowerdeck.lowered_module.authoring.declarative import (
+        DeclarativeBackend,
+        DeclarativePartitioner,
+        visits,
+    )
+    from lowerdeck.lowered_module.authoring.delegate_mapping import DelegateMappingBuilder
+    from lowerdeck.lowered_module.authoring.module_partitioner import ModulePartitioner
+    from lowerdeck.lowered_module.authoring.node_partitioner import NodePartitioner
+    from lowerdeck.lowered_module.authoring.partition_view import PartitionView
+    from lowerdeck.lowered_module.authoring.partitioner import (
+        DelegationSpec,
+        Partitioner,
+        PartitionResult,
+    )
+    from lowerdeck.lowered_module.authoring.registry import (
+        backend_names,
+        find_backend,
+        find_partitioner,
+        register_backend,
+        unregister_backend,
+    )
+    from lowerdeck.lowered_module.authoring.rejects import (
+        WhyNoPartition,
+        WhyNoPartitionReporter,
+        operator_name,
+    )
+    from lowerdeck.lowered_module.choosing import Trial, lower_fastest
+    from lowerdeck.lowered_module.delegate.module import LoweredBackendModule
+    from lowerdeck.lowered_module.errors import (
+        AliasingError,
+        AmbiguousBackendError,
+        BackendNotFoundError,
+        CacheError,
+        DelegateMappingError,
+        LoweringError,
+        OwnershipError,
+        PartitionerError,
+        PartitionError,
+        PreprocessError,
+        SignatureError,
+        UnsupportedOperatorError,
+    )
+    from lowerdeck.lowered_module.inspect.float_weights import FloatWeight
+    from lowerdeck.lowered_module.inspect.graph_page import graph_html
+    from lowerdeck.lowered_module.inspect.inspection import (
+        format_delegated_graph,
+        get_delegates,
+        get_lowered_backend_modules,
+        get_lowered_submodules,
+        get_non_lowered_nodes,
+        print_delegated_graph,
+    )
+    from lowerdeck.lowered_module.inspect.summary import (
+        DelegationSummary,
+        Remark,
+        RootCause,
+        delegation_summary,
+    )
+    from lowerdeck.lowered_module.lowering import MethodProgramsPartitionerSpec, to_backend
+    from lowerdeck.lowered_module.pipeline import LoweredProgram, decomposed_for, lower
+    from lowerdeck.lowered_module.program.constants import (
+        constant_names,
+        constant_tensors,
+        tag_constant_data,
+        tag_mutated_buffer,
+    )
+    from lowerdeck.lowered_module.program.debug_handles import assign_debug_handles
+    from lowerdeck.lowered_module.program.edge_form import (
+        changed_as_in_exir,
+        in_edge_operators,
+        in_torch_operators,
+    )
+    from lowerdeck.lowered_module.program.foldable import (
+        fold_node,
+        foldable_nodes,
+        mode_stretches,
+        read_by_one,
+    )
+    from lowerdeck.lowered_module.program.tags import DECISION, DELEGATION_TAG
+    from lowerdeck.lowered_module.progress import Progress
+    from lowerdeck.lowered_module.quantization import Quantization, find_quantization
 
 __all__ = [
     # Lowering
