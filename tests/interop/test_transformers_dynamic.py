@@ -188,6 +188,29 @@ def test_a_llama_written_by_hand_is_one_delegate(decomposed: bool) -> None:
     assert compared(data, calls)["outcome"] == "right"
 
 
+def test_products_of_windows_stay_merged() -> None:
+    """As in ConvBert, whose lines become images of one column before they are cut in windows."""
+    torch.manual_seed(0)
+
+    def convolve(m: Any, x: Tensor) -> Tensor:
+        kernels = m.layer(x).reshape(-1, 3, 1).softmax(1)
+        image = x.transpose(1, 2).contiguous().unsqueeze(-1)
+        windows = nn.functional.unfold(image, (3, 1), padding=(1, 0))
+        windows = windows.transpose(1, 2).reshape(x.shape[0], -1, 16, 3).reshape(-1, 8, 3)
+        return (windows @ kernels).reshape(-1, 16).reshape(x.shape[0], -1, 2, 8).flatten(2)
+
+    model = Of(convolve, layer=nn.Linear(16, 6)).eval()
+    inputs = [torch.randn(*sizes, 16) for sizes in ((2, 16), (1, 5), (4, 32))]
+    dims = (({0: Dim("batch", max=4), 1: Dim("tokens", max=32)},),)
+    program = torch.export.export(model, (inputs[0],), dynamic_shapes=dims)
+    lowered = lower(program, [XnnpackPartitioner()])
+    found: Any = facts_of(lowered.program)
+    assert found["delegates"] <= 3, found
+    assert found["kernels"] <= 9, found
+    calls = [([x], [model(x).detach()]) for x in inputs]
+    assert compared(bytes(lowered.buffer), calls)["outcome"] == "right"
+
+
 def test_attention_by_einsum_is_one_delegate() -> None:
     torch.manual_seed(0)
 

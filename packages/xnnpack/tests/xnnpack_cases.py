@@ -569,6 +569,9 @@ def dynamic() -> Iterator[Case]:
         y = layer(x).view(x.shape[0], 4, 2, 3).transpose(1, 2)
         return torch.softmax(y @ y.transpose(-1, -2), -1)[:, 1:]
 
+    def merged_patches(x: Tensor, _: nn.Module) -> Tensor:
+        return torch.cat([x.relu()[:, start::2, ::2] for start in (0, 1)], -1)
+
     cnn = nn.Sequential(
         *(nn.Conv2d(3, 4, 3), normed(4), nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1)),
         *(nn.Flatten(), nn.Linear(4, 3)),
@@ -578,6 +581,7 @@ def dynamic() -> Iterator[Case]:
         ("mlp", nn.Sequential(nn.Flatten(), nn.Linear(90, 4), nn.ReLU()), (2, 3, 6, 5)),
         ("cnn", cnn, (2, 3, 6, 5)),
         ("tokens", tokens, (2, 4, 5)),
+        ("patches", merged_patches, (2, 6, 7, 4)),
         ("lines", nn.Sequential(nn.MaxPool1d(2), nn.AvgPool1d(2)), LINE),
         ("volumes", nn.Sequential(nn.Conv3d(4, 3, 3, 2, 1), nn.MaxPool3d(2)), VOLUME),
     ):

@@ -30,7 +30,6 @@ from lowerdeck.lowered_module.program.view_factors import (
     dynamic_factors_of,
     equal_sizes,
     factor_view,
-    flat_dims,
     flat_sizes,
     is_equal,
     is_like,
@@ -290,12 +289,7 @@ class _Pass:
     def _squeeze_ones(self, node: Node) -> None:
         """Remove factors of 1, which ``einsum`` leaves, from an unmerged tensor."""
         unmerged = self._unmerged[node]
-        ones = [
-            dim
-            for factor, dims in zip(unmerged.factors, flat_dims(unmerged.factors), strict=True)
-            for size, dim in zip(factor, dims, strict=True)
-            if len(factor) > 1 and is_one(size)
-        ]
+        ones = removable_ones(unmerged.factors)
         if ones:
             factors = drop_ones(unmerged.factors)
             args = (unmerged.node, ones)
@@ -344,7 +338,7 @@ class _Pass:
         if node not in self._views:
             unmerged = self._unmerged[node]
             ones = removable_ones(unmerged.factors)
-            if ones:
+            if ones and len(shape_of(unmerged.node)) == len(ones) + len(unmerged.factors):
                 args = (unmerged.node, ones)
                 view = self._call(node, _aten.squeeze.dims, args, shape_of(node))
             else:

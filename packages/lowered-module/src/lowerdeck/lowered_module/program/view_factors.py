@@ -116,20 +116,26 @@ def flat_dims(factors: Factors) -> list[list[int]]:
 
 
 def drop_ones(factors: Factors) -> Factors:
-    """Return factors without sizes of 1, except one for each dimension of size 1."""
-    kept = (tuple(size for size in factor if not is_one(size)) or factor[:1] for factor in factors)
-    return tuple(kept)
+    """Return factors without sizes of 1 beside only one other size.
+
+    Sizes of 1 among several others stay: ConvBert's windows are products only if merged.
+    """
+    places = map(only_factor, factors)
+    return tuple(
+        factor if place is None else (factor[place],)
+        for factor, place in zip(factors, places, strict=True)
+    )
 
 
 def removable_ones(factors: Factors) -> list[int]:
-    """Return the dimensions of size 1 whose removal alone gives the merged tensor, or none."""
-    removable: list[int] = []
-    for factor, dims in zip(factors, flat_dims(factors), strict=True):
-        place = only_factor(factor)
-        if place is None:
-            return []
-        removable += [dim for at, dim in enumerate(dims) if at != place]
-    return removable
+    """Return the dimensions that ``drop_ones`` drops."""
+    places = map(only_factor, factors)
+    return [
+        dim
+        for place, dims in zip(places, flat_dims(factors), strict=True)
+        for at, dim in enumerate(dims)
+        if place not in (None, at)
+    ]
 
 
 def unmerged_factors(node: Node) -> Factors:

@@ -78,7 +78,9 @@ def _takes_all(call: Call) -> bool:
 def _slice_refusal(call: Call) -> str | None:
     if _takes_all(call):
         return None
-    many = call.rank() >= XnnGraph.MAX_RANK or not all(map(is_fixed, call.shape()))
+    # Reshapes split the dimension, and infer one dynamic size.
+    dynamic = [axis for axis, size in enumerate(call.shape()) if not is_fixed(size)]
+    many = call.rank() >= XnnGraph.MAX_RANK or len(dynamic) > 1 or call.axis() in dynamic
     if call.args["step"] != 1 and many:
         return "it takes only every n-th element of symbolic sizes, or of many dimensions"
     start, end = call.args["start"] or 0, call.args["end"]
