@@ -166,7 +166,7 @@ def test_verify_tells_right_from_wrong(tmp_path: Path, shell: Any) -> None:
     pte.write_pte(made, bad)
     shown = shell("verify", good, bad, status=3)
     assert shown.out == f"{good}: ok\n"
-    assert "IndexRangeError: method 'forward'.outputs" in shown.err
+    assert "damaged: method 'forward'.outputs" in shown.err
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_verify_tells_whether_data_fit(tmp_path: Path, shell: Any) -> None:
     layout = pte.TensorLayout(pte.ScalarType.FLOAT, [2], [0])
     pte.write_ptd({"c2.weight": pte.ExternalEntry(bytes(8), layout)}, other)
     told = shell("verify", "-q", PROGRAM, "--data", other, status=3).err
-    assert told.startswith(f"lowerdeck verify: {PROGRAM}: ContentError: external data: ")
+    assert told.startswith(f"lowerdeck verify: {PROGRAM}: invalid: external data: ")
 
 
 VALUES = [
@@ -285,3 +285,17 @@ def test_kernels_beside_the_runtimes_are_named(name: str, library: str, shell: A
     assert libraries == ({library: [f"{name}.out"]} if library else {})
     text = shown(shell, made, "inspect")
     assert (f"  {library}: {name}.out" in text) if library else ("must link" not in text)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_text_is_no_pte_file_and_a_wrong_offset_is_damage(
+    command: str, tmp_path: Path, shell: Any
+) -> None:
+    text = tmp_path / "notes.pte"
+    text.write_text("some notes\n")
+    assert f"{text}: not a .pte file: " in shell(command, text, status=3).err
+    damaged = tmp_path / "damaged.pte"
+    data = bytearray(Path(OFFICIAL).read_bytes())
+    data[0] ^= 0x80  # the offset of the root table
+    damaged.write_bytes(data)
+    assert f"{damaged}: damaged: " in shell(command, damaged, status=3).err

@@ -99,6 +99,13 @@ class SaysTooLittle(Everything):
 class Demanding(RunPartitioner):
     def __init__(self, wanted):
         super().__init__(wanted)
+
+class Needing(Everything):
+    def __init__(self):
+        import a_compiler
+
+def single():
+    return torch.nn.Linear(4, 4), (torch.ones(1, 4),)
 """
 
 
@@ -357,7 +364,9 @@ def test_check_names_the_output_and_the_state_that_differ(
         ("{} --backend command_model:LeavesEarly", 3, r"called sys.exit\(\) \(SystemExit: 5\);"),
         ("{} --backend command_model:SaysTooLittle", 3, "of SaysTooLittle failed: TypeError"),
         ("{} --backend command_model:Demanding", 3, "cannot be created without arguments"),
+        ("{} --backend command_model:Needing", 3, "needs the package 'a_compiler'"),
         ("{} --backend Nothing", 2, "'Nothing' was not found"),
+        ("command_model:single --dynamic batch=1:8", 3, "has a batch of 1"),
         # Choosing the fastest.
         ("{} --auto --backend Mistyped", 2, r"'Mistyped' was not found\. Installed:"),
         ("{} --auto --quantize int8", 2, "use one of the two options"),

@@ -265,6 +265,17 @@ def test_reasons_are_grouped_by_where_their_chain_begins() -> None:
     )
 
 
+def test_a_reason_counts_the_bytes_of_the_weights_that_stay() -> None:
+    program = exported(torch.nn.Embedding(1000, 64), torch.tensor([1, 2]))
+    note = WhyNoPartition(logging.getLogger(__name__))
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            note(node, "no such operator")
+    (cause,) = delegation_summary(program).root_causes
+    assert cause.weight_bytes == 256_000
+    assert str(cause).endswith("; 256.00 kB of weights")
+
+
 def test_assertions_and_sizes_are_not_counted() -> None:
     shapes = {"dynamic_shapes": (({0: torch.export.Dim.DYNAMIC},),)}
     model = Of(lambda x: x.double().sin().view(x.shape[0] * 2))

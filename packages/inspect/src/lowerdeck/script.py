@@ -43,3 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     return run_command(list(sys.argv[1:] if arguments is None else arguments), loaded)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

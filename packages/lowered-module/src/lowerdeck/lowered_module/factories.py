@@ -96,6 +96,11 @@ def partitioner_from(name: str) -> Any:
                 partitioner = partitioner() if callable(partitioner) else partitioner
     except LoweringError:
         raise
+    except ModuleNotFoundError as error:
+        raise LoweringError(
+            f"{name!r} needs the package {error.name!r}, which is not installed: "
+            f"pip install {error.name}"
+        ) from error
     except (Exception, SystemExit) as error:
         raise LoweringError(
             f"{name!r} cannot be created without arguments: {in_a_line(error)}; name an instance "

@@ -251,7 +251,8 @@ class Example:
         """Return a copy with a dynamic dimension 0, shared by all input tensors.
 
         Raises:
-            LoweringError: The example has dynamic shapes, or is an exported program.
+            LoweringError: The example has dynamic shapes, is an exported program, or has a batch
+                of 1.
         """
         if self.program is not None or self.dynamic_shapes is not None:
             raise LoweringError(
@@ -263,6 +264,11 @@ class Example:
         shapes = untyped()
         for leaf in pytree.tree_leaves((self.args, self.kwargs)):
             if isinstance(leaf, torch.Tensor) and leaf.dim():
+                if len(leaf) == 1:
+                    raise LoweringError(
+                        "an example input has a batch of 1, which torch.export takes as fixed: "
+                        "give examples with a batch of 2 or more for a dynamic batch"
+                    )
                 shapes[leaf] = {0: batch}
         shapes_by_input = shapes.dynamic_shapes(self.module, self.args, self.kwargs)
         return replace(self, dynamic_shapes=shapes_by_input)

@@ -18,6 +18,7 @@ from lowerdeck.runner.values.sources import ExternalTensor, as_view
 from lowerdeck.serializer import (
     FileRange,
     Hazard,
+    MagicError,
     Program,
     SerializerError,
     deserialize_ptd,
@@ -94,7 +95,8 @@ def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
     try:
         verified = verify_pte(_mapped(source), on_hazard=hazards.append)
     except SerializerError as error:
-        raise ProgramError(f"{name} cannot be used: {error}") from error
+        found = "is not a .pte file" if isinstance(error, MagicError) else "cannot be used"
+        raise ProgramError(f"{name} {found}: {error}") from error
     for hazard in hazards:
         if hazard.release:
             warnings.warn(f"{name} {hazard.reason}", stacklevel=3)

@@ -10,7 +10,13 @@ from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import Protocol
 
-from lowerdeck.serializer import FormatError, SerializerError, printable
+from lowerdeck.serializer import (
+    ContentError,
+    FormatError,
+    MagicError,
+    SerializerError,
+    printable,
+)
 
 _LONGEST = 2000
 
@@ -109,7 +115,11 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except FormatError as error:
-        raise CommandError(f"{os.fspath(path)}: {type(error).__name__}: {error}") from error
+        is_other = isinstance(error, MagicError) and error.field == "file identifier"
+        kind = ".ptd" if os.fspath(path).endswith(".ptd") else ".pte"
+        found = "invalid" if isinstance(error, ContentError) else "damaged"
+        found = f"not a {kind} file" if is_other else found
+        raise CommandError(f"{os.fspath(path)}: {found}: {error}") from error
     except OSError as error:
         # The error may be about another file that the first one refers to.
         other = error.filename if isinstance(error.filename, str) else path

@@ -8,7 +8,7 @@ from pathlib import Path
 from lowerdeck.emitter import EmittedProgram
 from lowerdeck.lowered_module.inspect.accuracy import OutputAccuracy
 from lowerdeck.lowered_module.inspect.float_weights import FloatWeight
-from lowerdeck.lowered_module.inspect.summary import DelegationSummary
+from lowerdeck.lowered_module.inspect.summary import DelegationSummary, size_text
 from lowerdeck.serializer import ExecutionPlan, KernelCall, Tensor
 
 _MOST_CAUSES = 8
@@ -34,9 +34,9 @@ def report_lines(
     if more := summary.root_causes[_MOST_CAUSES:]:
         yield f"{'':<15}and {len(more)} more: delegation().root_causes in Python"
     yield from map(str, summary.remarks)
-    yield f"file size      {_size(file.stat().st_size)}"
+    yield f"file size      {size_text(file.stat().st_size)}"
     plans = emitted.program.execution_plan
-    yield f"planned memory {_size(sum(sum(plan.non_const_buffer_sizes) for plan in plans))}"
+    yield f"planned memory {size_text(sum(sum(plan.non_const_buffer_sizes) for plan in plans))}"
     yield from _largest_tensor(plans)
     yield "time           " + ", ".join(
         f"{output} {spent:.2f} s" for output, spent in seconds.items()
@@ -85,12 +85,12 @@ def quantization_lines(
             "" if samples else "--calibrate MODULE:FACTORY adds samples"
         )
     for weight in float_weights:
-        yield f"stays float    {weight.name}: {_size(weight.nbytes)}: {weight.why}"
+        yield f"stays float    {weight.name}: {size_text(weight.nbytes)}: {weight.why}"
     left = sum(output.nbytes for output in float_weights)
     if 2 * left > weight_bytes:
         yield (
-            f"warning        --quantize {mode} leaves {_size(left)} of {_size(weight_bytes)} of "
-            "weights in float"
+            f"warning        --quantize {mode} leaves {size_text(left)} of "
+            f"{size_text(weight_bytes)} of weights in float"
         )
 
 
@@ -114,11 +114,4 @@ def _largest_tensor(plans: Sequence[ExecutionPlan]) -> Iterator[str]:
     where = f", first in {operators[0]}" if operators else ""
     bounds = "at most " if tensor.shape_dynamism else ""
     shape = f"{bounds}{list(tensor.sizes)} {tensor.scalar_type.name.lower()}"
-    yield f"  {'largest tensor':<20} {_size(tensor.nbytes):>12} {shape}{where}"
-
-
-def _size(count: int) -> str:
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= scale:
-            return f"{count / scale:.2f} {unit}"
-    return f"{count} B"
+    yield f"  {'largest tensor':<20} {size_text(tensor.nbytes):>12} {shape}{where}"

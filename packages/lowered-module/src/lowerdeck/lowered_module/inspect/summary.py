@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -47,6 +47,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def size_text(count: int) -> str:
+    """Return a number of bytes in decimal units, such as ``2.35 kB``."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= scale:
+            return f"{count / scale:.2f} {unit}"
+    return f"{count} B"
+
+
 @dataclass(frozen=True, slots=True)
 class RootCause:
     """One reason why nodes are not delegated, and where it begins.
@@ -57,6 +65,8 @@ class RootCause:
         operators: Number of nodes, by operator.
         module: Path of the first node's module, such as ``encoder.layers.0``; empty for the root.
         source: File and line of the model that the first node is from; empty if unknown.
+        weight_bytes: Bytes of the weights that these nodes read; 0 for graph modules, whose
+            weights are unknown.
     """
 
     why: str
@@ -64,6 +74,7 @@ class RootCause:
     operators: Mapping[str, int]
     module: str = ""
     source: str = ""
+    weight_bytes: int = 0
 
     @property
     def count(self) -> int:
@@ -78,7 +89,10 @@ class RootCause:
         start = f", from {self.start}" if self.start else ""
         place = ", ".join(filter(None, (self.module, Path(self.source).name)))
         place = f"{', the first' if self.count > 1 else ''} in {place}" if place else ""
-        return f"{counted(self.count, 'node')}: {self.why}{start}: {names}{place}"
+        weights = (
+            f"; {size_text(self.weight_bytes)} of weights" if self.weight_bytes >= 1000 else ""
+        )
+        return f"{counted(self.count, 'node')}: {self.why}{start}: {names}{place}{weights}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +177,7 @@ def delegation_summary(
             reasons.setdefault(name, {})[node.meta[REJECT]] = None
             causes.setdefault(_root_cause(node), []).append(node)
     parts = [part for part in programs if isinstance(part, ExportedProgram)]
+    weights = set(chain.from_iterable(part.graph_signature.inputs_to_parameters for part in parts))
     return DelegationSummary(
         delegates=dict(count),
         delegate_bytes=dict(size),
@@ -181,6 +196,7 @@ def delegation_summary(
                         Counter(map(operator_name, nodes)),
                         module_path(nodes[0]),
                         source_line(nodes[0]),
+                        _weight_bytes(nodes, weights),
                     )
                     for reason, nodes in causes.items()
                 ),
@@ -203,6 +219,11 @@ def _root_cause(node: Node) -> tuple[str, str]:
             break
         start = match[1]
     return why, start
+
+
+def _weight_bytes(nodes: Iterable[Node], weights: Container[str]) -> int:
+    read = {source for node in nodes for source in node.all_input_nodes}
+    return sum(source.meta["val"].nbytes for source in read if source.name in weights)
 
 
 def source_line(node: Node) -> str:

@@ -11,7 +11,7 @@ function summaryTable(facts) {
     ["operators", "operators", count],
     ["delegates", "delegates", count],
     ["bytes for delegates", "delegateBytes", bytes],
-    ["constants", "constantBytes", bytes],
+    ["constants and named data", "constantBytes", bytes],
     ["planned memory", "planned", bytes],
   ];
   const show = (value, format) => (value === null ? "not written" : format(value));

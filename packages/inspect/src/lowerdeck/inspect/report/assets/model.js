@@ -203,8 +203,8 @@ class FileModel {
       instructions: sum(this.methods.map((method) => method.length)),
       operators: new Set(this.methods.flatMap((method) => method.data.operators.map((o) => o.name))).size,
       delegates: sum(this.methods.map((method) => method.data.delegates.length)),
-      delegateBytes: this.storedBytes("delegate") + this.storedBytes("named"),
-      constantBytes: this.storedBytes("constants"),
+      delegateBytes: this.storedBytes("delegate"),
+      constantBytes: this.storedBytes("constants") + this.storedBytes("named"),
       // In the official runtime methods share arenas, each of the largest required size.
       planned: Math.max(0, ...this.methods.map((method) => method.planned)),
     };

@@ -164,7 +164,7 @@ function showReport(data) {
       ["instructions", count(facts.instructions)],
       ["operators", count(facts.operators)],
       ["delegates", count(facts.delegates), facts.delegates ? bytes(facts.delegateBytes) : null],
-      ["constants", bytes(facts.constantBytes)],
+      ["constants and named data", bytes(facts.constantBytes)],
       ["planned memory", bytes(facts.planned)],
     ]),
     place,
