@@ -84,7 +84,6 @@ def _convolve(
     slices = _ATEN.permute.default(volume, [0, 2, 1, 3, 4])
     if padding:
         slices = F.pad(slices, (0, 0) * 3 + (padding, padding))
-    depth = (slices.size(1) - dilation * (taps - 1) - 1) // stride + 1
     if taps == stride and dilation == groups == 1:
         # Windows that do not overlap, such as patches of a video: their slices are adjacent.
         depth = slices.size(1) // taps
@@ -93,6 +92,7 @@ def _convolve(
         images = _ATEN.clone.default(slices, memory_format=torch.contiguous_format)
         weight = weight.transpose(1, 2)
     else:
+        depth = (slices.size(1) - dilation * (taps - 1) - 1) // stride + 1
         ends = [tap * dilation + (depth - 1) * stride + 1 for tap in range(taps)]
         parts = [slices[:, tap * dilation : ends[tap] : stride] for tap in range(taps)]
         # Channel c of the volume becomes the channels c * taps to c * taps + taps - 1 of an
