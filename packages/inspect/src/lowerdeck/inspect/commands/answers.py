@@ -10,13 +10,7 @@ from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import Protocol
 
-from lowerdeck.serializer import (
-    ContentError,
-    FormatError,
-    MagicError,
-    SerializerError,
-    printable,
-)
+from lowerdeck.serializer import ContentError, FormatError, MagicError, SerializerError, printable
 
 _LONGEST = 2000
 
