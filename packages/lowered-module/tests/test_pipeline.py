@@ -326,3 +326,12 @@ def test_a_model_in_training_mode_is_lowered_as_it_is_with_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lower((model.eval(), inputs))
+
+
+def test_dynamic_shapes_follow_the_keyword_arguments_of_an_example() -> None:
+    shapes = {"input": {0: torch.export.Dim("rows", max=8)}}
+    model, rows = torch.nn.Linear(4, 2), (torch.ones(2, 4),)
+    with pytest.raises(LoweringError, match="dynamic_shapes are the fourth element"):
+        lower((model, rows, shapes))
+    (plan,) = lower((model, rows, None, shapes)).program.execution_plan
+    assert plan.values[plan.inputs[0]].val.sizes == [8, 4]

@@ -288,11 +288,13 @@ class Example:
         try:
             return torch.export.export(self.module, self.args, self.kwargs, **shapes)
         except (Exception, SystemExit) as error:
+            hint = _FOURTH if isinstance(error, TypeError) and self.kwargs else ""
             raise LoweringError(
-                f"torch.export cannot export {origin}: {in_a_line(error)}{_advice(error)}"
+                f"torch.export cannot export {origin}: {in_a_line(error)}{_advice(error)}{hint}"
             ) from error
 
 
+_FOURTH = "; dynamic_shapes are the fourth element of an example, after the keyword arguments"
 _LOGGING = ("For ", "If you suspect the guard was triggered from C++")
 """Beginnings of the lines of torch's errors that only name logging options."""
 
@@ -346,9 +348,9 @@ def example_of(value: Any, origin: str) -> Example:
         if len(value) in (2, 3, 4):
             no_more: tuple[Any, ...] = ({}, None)
             module, args, kwargs, shapes = (*value, *no_more[len(value) - 2 :])
-            if isinstance(module, torch.nn.Module) and isinstance(kwargs, Mapping):
+            if isinstance(module, torch.nn.Module) and isinstance(kwargs, Mapping | None):
                 inputs = tuple(args) if isinstance(args, list | tuple) else (args,)
-                return Example(module, *separate_inputs(module, inputs, kwargs), shapes)
+                return Example(module, *separate_inputs(module, inputs, kwargs or {}), shapes)
     raise LoweringError(f"{origin} a {described}, expected {_EXAMPLE}")
 
 
