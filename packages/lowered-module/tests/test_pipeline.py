@@ -25,7 +25,7 @@ from lowerdeck.lowered_module import (
     to_backend,
 )
 from lowerdeck.lowered_module.testing import RunPartitioner
-from lowerdeck.serializer import deserialize_pte
+from lowerdeck.serializer import Tensor, deserialize_pte
 from lowerdeck_zoo import Holding, Of, exported
 
 ATEN = torch.ops.aten
@@ -334,4 +334,6 @@ def test_dynamic_shapes_follow_the_keyword_arguments_of_an_example() -> None:
     with pytest.raises(LoweringError, match="dynamic_shapes are the fourth element"):
         lower((model, rows, shapes))
     (plan,) = lower((model, rows, None, shapes)).program.execution_plan
-    assert plan.values[plan.inputs[0]].val.sizes == [8, 4]
+    given = plan.values[plan.inputs[0]].val
+    assert isinstance(given, Tensor)
+    assert given.sizes == [8, 4]
