@@ -46,8 +46,8 @@ from lowerdeck.torch_base import OpOverload, pytree, schema_of, varies, with_par
 
 Model: TypeAlias = (
     tuple[torch.nn.Module, tuple[Any, ...]]
-    | tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]
-    | tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any], Any]
+    | tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any] | None]
+    | tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any] | None, Any]
 )
 """A module, example args, example kwargs and ``dynamic_shapes`` of torch.export."""
 
