@@ -146,7 +146,7 @@ def _empty(build: Any) -> Any:
     ("make", "options", "message"),
     [
         (lambda build: None, {}, "found a NoneType"),
-        (lambda build: b"these are notes", {}, "file identifier"),
+        (lambda build: b"these are notes", {}, "is not a .pte file: file identifier"),
         (_with_name_twice, {}, "the same name"),
         (_jumping_nowhere, {}, "the program cannot be used: "),
         (_named_twice, {"data": ptd(GOOD)}, "both the program and the external data contain 'w'"),

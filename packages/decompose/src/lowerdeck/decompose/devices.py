@@ -68,7 +68,7 @@ def _moved_program(program: ExportedProgram, tensors: _MovedTensors) -> Exported
     )
     if all(map(_is_on_cpu, tensors_of_program)) and all(map(_is_on_cpu, used)):
         return program
-    # Nearly all programs are on the CPU, which to find out needs nothing of this package.
+    # Imported late: programs on the CPU, nearly all, do not need these modules.
     from lowerdeck.decompose._torch_private import fake_mode_of
     from lowerdeck.decompose.calls.facts import TensorFacts
     from lowerdeck.decompose.decomposing import decompose

@@ -95,8 +95,8 @@ def _read(source: str | os.PathLike[str] | ReadableBuffer) -> Program:
     try:
         verified = verify_pte(_mapped(source), on_hazard=hazards.append)
     except SerializerError as error:
-        found = "is not a .pte file" if isinstance(error, MagicError) else "cannot be used"
-        raise ProgramError(f"{name} {found}: {error}") from error
+        verdict = "is not a .pte file" if isinstance(error, MagicError) else "cannot be used"
+        raise ProgramError(f"{name} {verdict}: {error}") from error
     for hazard in hazards:
         if hazard.release:
             warnings.warn(f"{name} {hazard.reason}", stacklevel=3)

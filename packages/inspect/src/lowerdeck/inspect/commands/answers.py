@@ -109,11 +109,11 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except FormatError as error:
-        is_other = isinstance(error, MagicError) and error.field == "file identifier"
-        kind = ".ptd" if os.fspath(path).endswith(".ptd") else ".pte"
-        found = "invalid" if isinstance(error, ContentError) else "damaged"
-        found = f"not a {kind} file" if is_other else found
-        raise CommandError(f"{os.fspath(path)}: {found}: {error}") from error
+        verdict = "invalid" if isinstance(error, ContentError) else "damaged"
+        if isinstance(error, MagicError) and error.field == "file identifier":
+            kind = ".ptd" if os.fspath(path).endswith(".ptd") else ".pte"
+            verdict = f"not a {kind} file"
+        raise CommandError(f"{os.fspath(path)}: {verdict}: {error}") from error
     except OSError as error:
         # The error may be about another file that the first one refers to.
         other = error.filename if isinstance(error.filename, str) else path
