@@ -157,6 +157,13 @@ def test_a_volume_that_all_partitioners_leave_becomes_images() -> None:
         torch.testing.assert_close(method.module()(x), program.module()(x))
 
 
+def test_partitioners_that_delegate_nothing_are_warned_of() -> None:
+    program = exported(Classifier(), *X)
+    with pytest.warns(UserWarning, match=r"nothing was delegated; print\(lowered.delegation"):
+        lower(program, Wanting(ATEN.relu.default))
+
+
+@pytest.mark.filterwarnings("ignore:nothing was delegated")
 def test_a_view_that_is_wanted_whole_is_taken_apart_all_the_same() -> None:
     program = exported(Of(lambda x: x.reshape(-1).transpose(0, 0) + 1), *X)
     for which in (None, lambda node: True):

@@ -112,6 +112,7 @@ def lower(
             share in memory are stored once.
         partitioners: A partitioner, the name of an installed backend, or a list of them in order
             of precedence; for all methods, or a mapping by method. None delegates nothing.
+            Partitioners that delegate nothing at all are warned of.
         dynamic_shapes: The ``dynamic_shapes`` of torch.export, for ``(module, args)`` or
             ``(module, args, kwargs)``.
         constant_methods: Additional methods without inputs: names and values.
@@ -156,7 +157,7 @@ def lower(
     with Stages(STAGES) as stages:
         with stages.stage("export"):
             exported = {name: _exported(name, method) for name, method in methods.items()}
-        return lower_exported(
+        lowered = lower_exported(
             exported,
             chosen,
             stages,
@@ -166,6 +167,10 @@ def lower(
             cache=cache,
             progress=progress,
         )
+    if any(chosen.values()) and not any(p.delegates for p in lowered.program.execution_plan):
+        reasons = "print(lowered.delegation()) of the result shows the reasons"
+        warnings.warn(f"nothing was delegated; {reasons}", stacklevel=2)
+    return lowered
 
 
 def lower_exported(
