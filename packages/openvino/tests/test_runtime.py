@@ -34,11 +34,14 @@ CPU = [CompileSpec("device", b"CPU")]
 
 
 @pytest.fixture(scope="module")
-def blob() -> bytes:
+def delegate() -> Any:
     program = torch.export.export(Of(torch.relu), (numbers(2, 3),))
-    (delegate,) = get_lowered_backend_modules(
-        to_backend(program, OpenvinoPartitioner()).graph_module
-    )
+    (found,) = get_lowered_backend_modules(to_backend(program, OpenvinoPartitioner()).graph_module)
+    return found
+
+
+@pytest.fixture(scope="module")
+def blob(delegate: Any) -> bytes:
     return bytes(delegate.processed_bytes)
 
 
@@ -54,6 +57,14 @@ def test_it_runs_what_was_compiled(blob: bytes) -> None:
     (again,) = runtime.execute(handle, [numbers(2, 3, seed=1)])
     assert torch.equal(found, numbers(2, 3).relu())  # the second call left the first's result
     assert torch.equal(again, numbers(2, 3, seed=1).relu())
+
+
+def test_the_compile_specs_name_the_version_that_compiled(delegate: Any) -> None:
+    specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
+    installed = metadata.version("openvino")
+    assert CompileSpec("openvino", installed.encode()) in specs
+    with pytest.raises(BlobError, match=re.escape(f"another version ({installed}): ")):
+        OpenvinoRuntime().init(memoryview(b"cut off"), specs, {})
 
 
 @pytest.mark.parametrize("cut", [0, 3, 100])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import torch
 from torch.fx import Node
 
 from lowerdeck.lowered_module import CompileSpec, DeclarativePartitioner, operator_name
-from lowerdeck.openvino.device import DEVICE, PRECISION
+from lowerdeck.openvino.device import DEVICE, PRECISION, RELEASE
 from lowerdeck.openvino.operators import (
     Elementwise,
     Matrices,
@@ -22,7 +24,8 @@ from lowerdeck.torch_base import pytree
 class OpenvinoBackend(Elementwise, Matrices, Movement, Norms, Quantized, Reductions, Windows):
     """Compile partitions with OpenVINO, for the runtime's delegate of the same name.
 
-    A payload runs only with the version of OpenVINO that compiled it.
+    A payload runs only with the version of OpenVINO that compiled it, which the compile spec
+    ``openvino`` names.
 
     Example:
         >>> import torch
@@ -60,6 +63,7 @@ class OpenvinoPartitioner(DeclarativePartitioner):
             OpenvinoBackend,
             compile_specs=[
                 CompileSpec(DEVICE, device.encode()),
+                CompileSpec(RELEASE, metadata.version("openvino").encode()),
                 *([] if keep_precision else [CompileSpec(PRECISION, b"device")]),
             ],
             min_nodes=min_nodes,

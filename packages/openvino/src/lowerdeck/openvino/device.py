@@ -13,8 +13,9 @@ from lowerdeck.openvino.precision import multiplies_in_subgraphs, with_precision
 
 # Compile spec key of the device name.
 DEVICE = "device"
-# Compile spec key of the precision; the official runtime ignores the spec.
+# Compile spec keys of the precision and of OpenVINO's release; the official runtime ignores both.
 PRECISION = "precision"
+RELEASE = "openvino"
 _NO_GENERATED_KERNELS = {"SNIPPETS_MODE": "DISABLE"}
 
 

@@ -10,7 +10,7 @@ from typing import cast
 import openvino
 import torch
 
-from lowerdeck.openvino.device import core, device_of
+from lowerdeck.openvino.device import RELEASE, core, device_of
 from lowerdeck.openvino.errors import BlobError, DelegateInputError, DelegateRunError
 from lowerdeck.openvino.layout import CHANNELS_LAST, from_memory_order, memory_order
 from lowerdeck.openvino.profiling import ProfiledPayload, import_profiled
@@ -55,15 +55,15 @@ class OpenvinoRuntime:
             BlobError: The payload is damaged, or was compiled by another version of OpenVINO.
             DeviceError: The device is not available.
         """
-        device = device_of(
-            {spec.key: bytes(cast("memoryview", spec.value)) for spec in compile_specs}
-        )
+        specs = {spec.key: bytes(cast("memoryview", spec.value)) for spec in compile_specs}
+        device = device_of(specs)
         try:
             compiled = core().import_model(bytes(blob), device)
         except RuntimeError as error:
+            by = f" ({specs[RELEASE].decode(errors='replace')})" if RELEASE in specs else ""
             raise BlobError(
                 f"openvino {openvino.__version__} cannot import a payload of {len(blob)} bytes: "
-                f"it is damaged, or was compiled by another version: {_last_line(error)}"
+                f"it is damaged, or was compiled by another version{by}: {_last_line(error)}"
             ) from error
         return LoadedPayload(compiled, compiled.create_infer_request(), blob, device)
 
