@@ -254,7 +254,8 @@ def test_reasons_are_grouped_by_where_their_chain_begins() -> None:
             note(node, "no such operator")
         elif node.op == "call_function":
             note(node, f"input {node.all_input_nodes[0].name}: integers")
-    causes = delegation_summary(program).root_causes
+    summary = delegation_summary(program)
+    causes = summary.root_causes
     assert [(cause.why, cause.start) for cause in causes] == [
         ("integers", "args_0"),
         ("no such operator", ""),
@@ -263,6 +264,10 @@ def test_reasons_are_grouped_by_where_their_chain_begins() -> None:
     assert str(causes[0]) == (
         f"3 nodes: integers, from args_0: add.Tensor, mul.Tensor, neg.default, {place}"
     )
+    # Each reason is printed once, above the table of operators.
+    assert [line for line in str(summary).splitlines() if line.startswith("left: ")] == [
+        f"left: {cause}" for cause in causes
+    ]
 
 
 def test_a_reason_counts_the_bytes_of_the_weights_that_stay() -> None:

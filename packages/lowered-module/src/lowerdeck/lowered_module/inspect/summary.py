@@ -129,17 +129,18 @@ class DelegationSummary:
         return delegated / (delegated + left) if delegated + left else 0.0
 
     def __str__(self) -> str:
-        rows = []
-        for name in sorted({*self.delegated, *self.left}):
-            why = "; ".join(self.reasons.get(name, ()))
-            rows.append((name, str(self.delegated.get(name, 0)), str(self.left.get(name, 0)), why))
+        rows = [
+            (name, str(self.delegated.get(name, 0)), str(self.left.get(name, 0)))
+            for name in sorted({*self.delegated, *self.left})
+        ]
         lines = [
             f"{backend}: {counted(count, 'delegate')}, {self.delegate_bytes[backend]} bytes"
             for backend, count in self.delegates.items()
         ]
         delegated, left = sum(self.delegated.values()), sum(self.left.values())
         lines.append(f"{delegated} of {delegated + left} nodes delegated ({self.share:.0%})")
-        heads = ("operator", "delegated", "left", "why left")
+        lines.extend(f"left: {cause}" for cause in self.root_causes)
+        heads = ("operator", "delegated", "left")
         notes = map(str, (*self.remarks, *self.float_weights))
         return "\n".join([*lines, table(heads, rows), *notes])
 
