@@ -299,23 +299,17 @@ def types(session: nox.Session) -> None:
 
 
 def _test_with_own_torch(session: nox.Session) -> None:
+    """Run every package's tests, or those named after ``--``, on another Python (5 GB of torch)."""
     # The torch that the other sessions borrow is built for their Python only.
     _install_packages(session, "torch", "numpy", *TEST_TOOLS)
+    session.install("--no-deps", OFFICIAL_RUNTIME, *DEV)
     chosen, options = _chosen(session)
     for package in chosen:
         session.run("pytest", f"packages/{package}/tests", *options)
 
 
-@nox.session(name="tests-3.12", python="3.12", default=False)
-def tests_3_12(session: nox.Session) -> None:
-    """Run every package's tests, or those named after ``--``, on Python 3.12 (5 GB of torch)."""
-    _test_with_own_torch(session)
-
-
-@nox.session(name="tests-3.13", python="3.13", default=False)
-def tests_3_13(session: nox.Session) -> None:
-    """Run every package's tests, or those named after ``--``, on Python 3.13 (5 GB of torch)."""
-    _test_with_own_torch(session)
+for version in ("3.12", "3.13", "3.14"):
+    nox.session(_test_with_own_torch, name=f"tests-{version}", python=version, default=False)
 
 
 @shared

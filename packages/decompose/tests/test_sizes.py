@@ -260,7 +260,10 @@ def test_masks_of_dynamic_sizes_are_written_and_filled_without_a_trace() -> None
         patched.setattr(Templates, "_trace", lambda *call: traced.append(call))
         functional = functionalize(program)
     assert not traced
-    assert explain(functional).traces == 1, "lift_fresh_copy, of a static number"
+    operators = {node.target for node in functional.graph.nodes if node.op == "call_function"}
+    # Before torch 2.15 the numbers are tensors; since then `fill.Scalar` writes them.
+    numbers = 1 if torch.ops.aten.lift_fresh_copy.default in operators else 6
+    assert explain(functional).traces == numbers
     found = decompose(functional)
     assert not differences(found, functional.run_decompositions())
     torch.testing.assert_close(found.module()(x[:, 3:]), regions(x[:, 3:]))

@@ -79,6 +79,9 @@ A function may return ``NotImplemented`` to keep the call.
 REPLAYS_PARTS_ALONE = torch.__version__ >= "2.15"
 """Whether functionalization regenerates a single result of ``split`` or ``unbind``."""
 
+DROPOUT_COPIES = torch.__version__ < "2.14"
+"""Whether torch's decomposition of dropout in evaluation mode copies its input."""
+
 # torch's tracing patches operators process-wide, so concurrent traces fail.
 tracing_lock = RLock()
 """Held during traces."""

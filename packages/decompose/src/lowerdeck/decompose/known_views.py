@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from lowerdeck.decompose._torch_private import DROPOUT_COPIES
 from lowerdeck.decompose.calls.facts import TensorFacts, contiguous_strides
 from lowerdeck.decompose.rules import Rules
 from lowerdeck.decompose.untraced import CONVOLUTION, NORM, convolution, norm
@@ -80,7 +81,8 @@ def known_steps(
     """
     after = TensorFacts.of(node.meta["val"])
     if node.target is _ATEN.dropout.default:
-        return None if args[1] else [(_ATEN.clone.default, (), {}, None)]
+        copies = [(_ATEN.clone.default, (), {}, None)] if DROPOUT_COPIES else []
+        return None if args[1] else copies
     if node.target in _CONVOLUTIONS:
         arguments = None if node.kwargs else convolution(len(before.shape), *args)
         return None if arguments is None else [(CONVOLUTION, arguments, {}, None)]
