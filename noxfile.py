@@ -299,7 +299,7 @@ def types(session: nox.Session) -> None:
 
 
 def _test_with_own_torch(session: nox.Session) -> None:
-    """Run every package's tests, or those named after ``--``, on another Python (5 GB of torch)."""
+    """Run all packages' tests, or those named after ``--``, on another Python (5 GB of torch)."""
     # The torch that the other sessions borrow is built for their Python only.
     _install_packages(session, "torch", "numpy", *TEST_TOOLS)
     session.install("--no-deps", OFFICIAL_RUNTIME, *DEV)
@@ -309,7 +309,7 @@ def _test_with_own_torch(session: nox.Session) -> None:
 
 
 for version in ("3.12", "3.13", "3.14"):
-    nox.session(_test_with_own_torch, name=f"tests-{version}", python=version, default=False)
+    nox.session(name=f"tests-{version}", python=version, default=False)(_test_with_own_torch)
 
 
 @shared

@@ -81,8 +81,9 @@ def known_steps(
     """
     after = TensorFacts.of(node.meta["val"])
     if node.target is _ATEN.dropout.default:
-        copies = [(_ATEN.clone.default, (), {}, None)] if DROPOUT_COPIES else []
-        return None if args[1] else copies
+        if args[1]:
+            return None
+        return [(_ATEN.clone.default, (), {}, None)] if DROPOUT_COPIES else []
     if node.target in _CONVOLUTIONS:
         arguments = None if node.kwargs else convolution(len(before.shape), *args)
         return None if arguments is None else [(CONVOLUTION, arguments, {}, None)]
