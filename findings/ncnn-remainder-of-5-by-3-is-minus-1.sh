@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# pnnx 20261020 with ncnn 1.0.20261020, CPU: `x % 3` of torch 2.13.0 floats is computed as the IEEE remainder, which
+# rounds the quotient to the nearest: 5 % 3 is -1 and 2 % 3 is -1. torch.fmod is right. A good engineer would expect
+# torch's remainder, or at most the sign of the dividend, and not another number for two positive operands.
+set -euo pipefail
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+python3 -m venv "$folder/env"
+"$folder/env/bin/pip" install --quiet "torch==2.13.0" "pnnx==20261020" "ncnn==1.0.20261020" "numpy==2.3.5"
+cat > "$folder/seen.py" <<'PYTHON'
+import ncnn
+import numpy
+import pnnx
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def ncnn_of(function, x):
+    pnnx.export(Model(function).eval(), "model.pt", (x,))
+    net = ncnn.Net()
+    net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
+    net.load_param("model.ncnn.param")
+    net.load_model("model.ncnn.bin")
+    extractor = net.create_extractor()
+    extractor.input("in0", ncnn.Mat(x.numpy()).clone())
+    return numpy.array(extractor.extract("out0")[1])
+
+
+def show(name, function, x):
+    print("SEEN", name, "torch", function(x).numpy().ravel().astype("float64").round(3).tolist())
+    print("SEEN", name, "ncnn ", ncnn_of(function, x).ravel().astype("float64").round(3).tolist())
+
+
+x = torch.tensor([[5.0, 2, 7, -7]])
+show("x % 3", lambda x: x % 3, x)
+show("fmod", lambda x: torch.fmod(x, 3), x)
+PYTHON
+cd "$folder"
+seen=$("$folder/env/bin/python" -W ignore "$folder/seen.py" 2> "$folder/log" | sed -n "s/^SEEN //p") || { cat "$folder/log" >&2; exit 1; }
+expected="x % 3 torch [2.0, 2.0, 1.0, 2.0]
+x % 3 ncnn  [-1.0, -1.0, 1.0, -1.0]
+fmod torch [2.0, 2.0, 1.0, -1.0]
+fmod ncnn  [2.0, 2.0, 1.0, -1.0]"
+echo "$seen"
+[ "$seen" = "$expected" ]
