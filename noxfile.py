@@ -43,8 +43,9 @@ if TORCH := os.environ.get("TORCH"):
     ENVIRONMENTS /= f"torch-{TORCH}"
     ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
     nox.options.envdir = str(ENVIRONMENTS)
+    others = [line for line in CONSTRAINTS.read_text().splitlines() if "torch" not in line]
     CONSTRAINTS = ENVIRONMENTS / "constraints.txt"
-    CONSTRAINTS.write_text(f"torch=={TORCH}\n")
+    CONSTRAINTS.write_text("\n".join([f"torch=={TORCH}", *others, ""]))
 # An unpinned torch resolves to gigabytes of CUDA: no session may forget the pin.
 os.environ["PIP_CONSTRAINT"] = str(CONSTRAINTS)
 # Whoever builds a release gets the same bytes.

@@ -29,9 +29,8 @@ LONG = 64
 RUNNER = """
 import json, os, sys
 import torch
-from executorch.extension.pybindings import _portable_lib
 from executorch.extension.llm.runner import _llm_runner
-root = os.path.dirname(_portable_lib.__file__) + "/../.."
+root = os.path.dirname(_llm_runner.__file__) + "/../../.."
 torch.ops.load_library(root + "/extension/llm/custom_ops/libcustom_ops_aot_lib.so")
 torch.ops.load_library(root + "/kernels/quantized/libquantized_ops_aot_lib.so")
 file, words, prompt, count = sys.argv[1:]
