@@ -43,6 +43,7 @@ if TORCH := os.environ.get("TORCH"):
     ENVIRONMENTS /= f"torch-{TORCH}"
     ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
     nox.options.envdir = str(ENVIRONMENTS)
+    # Only torch is another one: the rest, such as OpenVINO, stays pinned.
     others = [line for line in CONSTRAINTS.read_text().splitlines() if "torch" not in line]
     CONSTRAINTS = ENVIRONMENTS / "constraints.txt"
     CONSTRAINTS.write_text("\n".join([f"torch=={TORCH}", *others, ""]))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # pnnx 20261020 with ncnn 1.0.20261020, CPU: `F.avg_pool2d(x, 2, ceil_mode=True)` of torch 2.13.0 divides the windows at the
 # edge by the whole window: the average of ones is 0.5, and 0.25 in the corner. Elements outside of the image are no padding, so a
-# good engineer would expect them not to count, as in torch and ONNX.
+# good engineer would expect them not to count, as in torch.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # pnnx 20261020 with ncnn 1.0.20261020, CPU: `F.pad(x, (1, 1, 1, 1), mode="circular")` of torch 2.13.0 pads zeros, without
-# a warning; ncnn has replicate and reflect, and these are right. A good engineer would expect an error for a mode that
+# a warning; replicate is right. A good engineer would expect an error for a mode that
 # the format lacks.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -63,8 +63,17 @@ def test_the_compile_specs_name_the_version_that_compiled(delegate: Any) -> None
     specs = [CompileSpec(spec.key, spec.value) for spec in delegate.compile_specs]
     installed = metadata.version("openvino")
     assert CompileSpec("openvino", installed.encode()) in specs
-    with pytest.raises(BlobError, match=re.escape(f"another version ({installed}): ")):
+    with pytest.raises(BlobError, match=re.escape(f"another version ({installed!r}): ")):
         OpenvinoRuntime().init(memoryview(b"cut off"), specs, {})
+
+
+def test_a_version_from_a_damaged_file_is_shown_escaped_and_cut() -> None:
+    specs = [*CPU, CompileSpec("openvino", b"\x1b[2J\n\xff" + bytes(10**6))]
+    with pytest.raises(BlobError) as found:
+        OpenvinoRuntime().init(memoryview(b"cut off"), specs, {})
+    assert r"\x1b[2J\n" in str(found.value)
+    assert str(found.value).isprintable()
+    assert len(str(found.value)) < 1000
 
 
 @pytest.mark.parametrize("cut", [0, 3, 100])

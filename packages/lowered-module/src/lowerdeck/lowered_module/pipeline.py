@@ -112,7 +112,7 @@ def lower(
             share in memory are stored once.
         partitioners: A partitioner, the name of an installed backend, or a list of them in order
             of precedence; for all methods, or a mapping by method. None delegates nothing.
-            Partitioners that delegate nothing at all are warned of.
+            If partitioners were given and none delegates anything, a warning says so.
         dynamic_shapes: The ``dynamic_shapes`` of torch.export, for ``(module, args)`` or
             ``(module, args, kwargs)``.
         constant_methods: Additional methods without inputs: names and values.

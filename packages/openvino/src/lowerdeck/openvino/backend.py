@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
+import openvino
 import torch
 from torch.fx import Node
 
@@ -63,7 +62,7 @@ class OpenvinoPartitioner(DeclarativePartitioner):
             OpenvinoBackend,
             compile_specs=[
                 CompileSpec(DEVICE, device.encode()),
-                CompileSpec(RELEASE, metadata.version("openvino").encode()),
+                CompileSpec(RELEASE, openvino.__version__.partition("-")[0].encode()),
                 *([] if keep_precision else [CompileSpec(PRECISION, b"device")]),
             ],
             min_nodes=min_nodes,

@@ -19,6 +19,9 @@ from lowerdeck.serializer import CompileSpec
 
 _DTYPES = {name: dtype for dtype, name in TYPES.items()}
 
+_LONGEST = 40
+"""Bytes of a file's version that an error shows."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedPayload:
@@ -60,7 +63,8 @@ class OpenvinoRuntime:
         try:
             compiled = core().import_model(bytes(blob), device)
         except RuntimeError as error:
-            by = f" ({specs[RELEASE].decode(errors='replace')})" if RELEASE in specs else ""
+            release = specs.get(RELEASE, b"")[:_LONGEST].decode(errors="replace")
+            by = f" ({release!r})" if release else ""
             raise BlobError(
                 f"openvino {openvino.__version__} cannot import a payload of {len(blob)} bytes: "
                 f"it is damaged, or was compiled by another version{by}: {_last_line(error)}"
